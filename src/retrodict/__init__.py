@@ -1,0 +1,1 @@
+"""retrodict: compile a NumPyro model into fast, corrected amortized inference."""

@@ -1,0 +1,259 @@
+"""Parameters from the network in; the log density of one coordinate, or a draw of it, out (sec. 3.3).
+
+A head is the last stage of the network for one coordinate: it takes a row of `size` numbers and
+reads a density from them. Draws are made from two uniform numbers, so that a sampler can draw all
+its noise beforehand. Every head keeps a share of its mass where training cannot remove it, which
+bounds the importance weights where the network has seen no data.
+"""
+
+from typing import Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp, ndtri
+from jaxtyping import Array, Float
+
+from retrodict.coordinates import Coordinate, Family, constrain, unconstrain
+
+# Scales of mixture components, in prior scales: a posterior is seldom 10⁴ times narrower than its
+# prior, and a density that may grow without limit ends in a spike on one training point.
+SMALLEST_LOG_SCALE, LARGEST_LOG_SCALE = -9.0, 5.0
+
+
+def compress(u: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Linear within five scales, logarithmic beyond: no finite value can drown the others."""
+    size = jnp.maximum(jnp.abs(u), 5.0)
+    return jnp.where(jnp.abs(u) <= 5.0, u, jnp.sign(u) * 5.0 * (1.0 + jnp.log(size / 5.0)))
+
+
+class Head(Protocol):
+    """One coordinate's density, read from `size` parameters."""
+
+    @property
+    def size(self) -> int:
+        """How many parameters the network must give."""
+
+    @property
+    def features(self) -> int:
+        """How many numbers tell later coordinates of a drawn value."""
+
+    def bias(self) -> np.ndarray:
+        """Parameters to start training from."""
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:
+        """log q(value), with the Jacobian of the coordinate's curve."""
+
+    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:
+        """The value at two uniform numbers."""
+
+    def location(self, value: Array, c: Coordinate) -> Array:
+        """The value where it is centred and scaled; zero if it is not."""
+
+    def feature(self, value: Array, c: Coordinate) -> Array:
+        """The value as later coordinates see it."""
+
+
+def _pick(weights: Array, uniform: Array) -> Array:
+    """One-hot choice by inverse transform."""
+    index = jnp.sum(jnp.cumsum(weights)[:-1] < uniform)
+    return jax.nn.one_hot(index, weights.shape[0], dtype=weights.dtype)
+
+
+def _components(params: Array) -> tuple[Array, Array, Array]:
+    logits, means, scales = jnp.split(params, 3)
+    scales = SMALLEST_LOG_SCALE + jax.nn.softplus(scales - SMALLEST_LOG_SCALE)
+    return jax.nn.log_softmax(logits), means, jnp.minimum(scales, LARGEST_LOG_SCALE)
+
+
+def _component_bias(components: int) -> np.ndarray:
+    # Components that start alike stay alike, so they start spread over the prior.
+    spread = np.linspace(-1.5, 1.5, components) if components > 1 else np.zeros(1)
+    log_scale = np.log(0.7) if components > 1 else 0.0
+    return np.concatenate([np.zeros(components), spread, np.full(components, log_scale)])
+
+
+class Mixture(eqx.Module):
+    """Gaussians and one Cauchy of fixed weight, on a standardised unconstrained coordinate.
+
+        q(z) = (1 - w) Σ_d α_d N(u | μ_d, σ_d²) / s + w Cauchy(u | 0, 1) / s,   u = (z - m) / s
+
+    with m, s the prior's centre and scale. The Cauchy's tail is as heavy as any in common use.
+    """
+
+    components: int = eqx.field(static=True)
+    wide: float = eqx.field(static=True)
+    curves: tuple[int, ...] = eqx.field(static=True)
+    features: int = eqx.field(static=True, default=1)
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return 3 * self.components
+
+    def bias(self) -> np.ndarray:  # noqa: D102
+        return _component_bias(self.components)
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        z, log_slope = unconstrain(value, c, self.curves)
+        u = (z - c.centre) / c.scale
+        log_weights, means, log_scales = _components(params)
+        offsets = (u - means) * jnp.exp(-log_scales)
+        narrow = logsumexp(log_weights - log_scales - 0.5 * offsets**2) - 0.5 * np.log(2 * np.pi)
+        # log1p(u²) without overflow
+        cauchy = -2 * jnp.log(jnp.hypot(1.0, jnp.clip(u, -1e18, 1e18))) - np.log(np.pi)
+        log_q = jnp.logaddexp(np.log1p(-self.wide) + narrow, np.log(self.wide) + cauchy)
+        return log_q - jnp.log(c.scale) - log_slope
+
+    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+        log_weights, means, log_scales = _components(params)
+        chosen = _pick(jnp.exp(log_weights), (noise[0] - self.wide) / (1 - self.wide))
+        mean, log_scale = chosen @ means, chosen @ log_scales
+        narrow = mean + jnp.exp(log_scale) * ndtri(noise[1])
+        cauchy = jnp.tan(np.pi * (noise[1] - 0.5))
+        u = jnp.where(noise[0] < self.wide, cauchy, narrow)
+        return constrain(c.centre + c.scale * u, c, self.curves)
+
+    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return unconstrain(value, c, self.curves)[0]
+
+    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return compress((self.location(value, c) - c.centre) / c.scale)[None]
+
+
+class Bernoulli(eqx.Module):
+    """P(1) = (1 - floor) sigmoid(logit) + floor / 2."""
+
+    floor: float = eqx.field(static=True)
+    size: int = eqx.field(static=True, default=1)
+    features: int = eqx.field(static=True, default=1)
+
+    def bias(self) -> np.ndarray:  # noqa: D102
+        return np.zeros(1)
+
+    def _probability(self, logit: Array) -> Array:
+        return (1 - self.floor) * jax.nn.sigmoid(logit) + self.floor / 2
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return jnp.log(self._probability(jnp.where(value > 0.5, params[0], -params[0])))
+
+    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+        return (noise[1] < self._probability(params[0])).astype(params.dtype)
+
+    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return jnp.zeros_like(value)
+
+    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return 2 * value[None] - 1
+
+
+class Categorical(eqx.Module):
+    """P(k) = (1 - floor) softmax(logits)_k + floor / K, for the K = upper + 1 values there are."""
+
+    size: int = eqx.field(static=True)
+    floor: float = eqx.field(static=True)
+
+    @property
+    def features(self) -> int:  # noqa: D102
+        return self.size
+
+    def bias(self) -> np.ndarray:  # noqa: D102
+        return np.zeros(self.size)
+
+    def _probabilities(self, params: Array, c: Coordinate) -> Array:
+        # coordinates of one run may differ in how many values they have
+        there = jnp.arange(self.size) <= c.upper
+        soft = jax.nn.softmax(jnp.where(there, params, -jnp.inf))
+        return jnp.where(there, (1 - self.floor) * soft + self.floor / (c.upper + 1), 0.0)
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c)))
+
+    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+        below = jnp.cumsum(self._probabilities(params, c)) < noise[1]
+        return jnp.minimum(jnp.sum(below), c.upper).astype(params.dtype)
+
+    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return jnp.zeros_like(value)
+
+    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return (jnp.arange(self.size) == value).astype(c.centre.dtype)
+
+
+class Count(eqx.Module):
+    """Logistics on the logarithm of a count, cut into cells: all of {0, 1, …, upper} has mass.
+
+        P(n) = F(log(n + ½)) - F(log(n - ½)),   F a mixture of logistic distribution functions
+
+    whose first and last cells reach to minus and plus infinity, so that the sum is exactly one
+    whatever the bound. One logistic of fixed weight spans the prior.
+    """
+
+    components: int = eqx.field(static=True)
+    wide: float = eqx.field(static=True)
+    features: int = eqx.field(static=True, default=1)
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return 3 * self.components
+
+    def bias(self) -> np.ndarray:  # noqa: D102
+        return _component_bias(self.components)
+
+    def _with_wide(self, params: Array) -> tuple[Array, Array, Array]:
+        log_weights, means, log_scales = _components(params)
+        widen = lambda row, last: jnp.append(row, jnp.asarray(last, row.dtype))  # noqa: E731
+        return (
+            widen(log_weights + np.log1p(-self.wide), np.log(self.wide)),
+            widen(means, 0.0),
+            widen(log_scales, 0.0),
+        )
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        log_weights, means, log_scales = self._with_wide(params)
+        first, last = value <= 0, value >= c.upper
+        floor = jnp.where(first, 0.5, value - 0.5)
+        precision = jnp.exp(-log_scales)
+        standard = lambda t: ((jnp.log(t) - c.centre) / c.scale - means) * precision  # noqa: E731
+        # σ(b) - σ(a) = σ(b) σ(-a) (1 - exp(a - b)), with b - a free of cancellation
+        width = jnp.log1p(1 / floor) / c.scale * precision
+        log_cells = (
+            jnp.where(last, 0.0, jax.nn.log_sigmoid(standard(value + 0.5)))
+            + jnp.where(first, 0.0, jax.nn.log_sigmoid(-standard(floor)))
+            + jnp.where(first | last, 0.0, jnp.log(-jnp.expm1(-width)))
+        )
+        return logsumexp(log_weights + log_cells)
+
+    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+        log_weights, means, log_scales = self._with_wide(params)
+        chosen = _pick(jnp.exp(log_weights), noise[0])
+        logit = jnp.log(noise[1]) - jnp.log1p(-noise[1])
+        u = chosen @ means + jnp.exp(chosen @ log_scales) * logit
+        largest = jnp.log(jnp.finfo(u.dtype).max) - 1
+        count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
+        return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))
+
+    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return jnp.log(value + 0.5)
+
+    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+        return compress((self.location(value, c) - c.centre) / c.scale)[None]
+
+
+def head(
+    family: Family,
+    *,
+    components: int,
+    wide: float,
+    floor: float,
+    categories: int,
+    curves: tuple[int, ...],
+) -> Head:
+    """The head for a run of coordinates of one family."""
+    if family == "mixture":
+        return Mixture(components, wide, curves)
+    if family == "bernoulli":
+        return Bernoulli(floor)
+    if family == "categorical":
+        return Categorical(categories, floor)
+    return Count(components, wide)

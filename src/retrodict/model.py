@@ -1,0 +1,399 @@
+"""A NumPyro model in; joint draws, log densities and deterministic values out, as pure functions.
+
+A model is a program that passes messages to handlers. `Program` runs it under one handler of its
+own, `_Run`, that gives every sample site its value (a given one, or a fresh draw), scores it, and
+executes `scan` itself, so that the sites of a step are inputs and outputs of one `lax.scan`.
+NumPyro's message dictionaries do not leave this file.
+
+The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), sec. 2, are
+`Evaluation.log_density`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
+from numpyro import handlers
+from numpyro.contrib.control_flow.scan import scan_wrapper
+from numpyro.ops.pytree import PytreeTrace
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from retrodict.errors import UnsupportedModel
+
+Values: TypeAlias = Mapping[str, Array]
+Message: TypeAlias = dict[str, Any]
+
+
+def own(name: str) -> str:
+    """The key under which a run takes the value at which a site is scored, if it is another one.
+
+    Scoring `x` at a value of its own tells how its density depends on `x` of earlier steps.
+    """
+    return f"{name} itself"
+
+
+class Axis(NamedTuple):
+    """An index axis of a site: a plate, with its place in the site's value (without time)."""
+
+    plate: str
+    position: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run of the model saw of a sample site, before any graph is made of it."""
+
+    name: str
+    distribution: str
+    support: Any  # a constraint, whose bounds may be tracers
+    axes: tuple[Axis, ...]
+    step_shape: tuple[int, ...]
+    scan: int | None
+
+
+class Evaluation(NamedTuple):
+    """The outcome of one run of a model.
+
+    Attributes:
+        values: every sample site, observed or not; a scan's sites have a leading axis of time.
+        log_density: for each site log f_i or log g_j, one number a random variable: the axes are
+            time, if any, then the site's plates in the order of its array axes.
+        deterministic: the values of `numpyro.deterministic` sites.
+        support_bounds: the parameters of each site's support, which may depend on other sites.
+    """
+
+    values: dict[str, Array]
+    log_density: dict[str, Array]
+    deterministic: dict[str, Array]
+    support_bounds: dict[str, list[Array]]
+
+    @staticmethod
+    def empty() -> "Evaluation":
+        """An evaluation to which nothing has been added yet."""
+        return Evaluation({}, {}, {}, {})
+
+
+@dataclass
+class _Notes:
+    """Python-side findings of a run: what does not depend on values."""
+
+    seen: dict[str, Seen] = field(default_factory=dict)
+    scan_lengths: list[int] = field(default_factory=list)
+    reversed_scans: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model with its arguments, as functions of site values.
+
+    Attributes:
+        model: the NumPyro model.
+        args, kwargs: what it is called with: sizes and fixed covariates, no data.
+        observed: the names of the sites that will be data.
+        scan_sites: for each scan, in the order met, the sites inside it.
+        guarded: sites whose support depends on other sites, so that a value can lie outside it.
+    """
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    observed: frozenset[str] = frozenset()
+    scan_sites: tuple[tuple[str, ...], ...] = ()
+    guarded: frozenset[str] = frozenset()
+
+    def simulate(self, rng_key: PRNGKeyArray) -> dict[str, Array]:
+        """One joint draw (x, y) ~ p(x, y) of all sites; `vmap` for more."""
+        return self.run(rng_key, {}).values
+
+    def log_density(self, values: Values) -> dict[str, Array]:
+        """Log density of every random variable at `values`, which must hold every site.
+
+        A site's array has its index axes only: time, if any, then its plates.
+        """
+        return self.run(None, values).log_density
+
+    def deterministic(self, values: Values) -> dict[str, Array]:
+        """The model's deterministic sites at `values`, which must hold every sample site."""
+        return self.run(None, values).deterministic
+
+    def run(
+        self, rng_key: PRNGKeyArray | None, given: Values, notes: _Notes | None = None
+    ) -> Evaluation:
+        """Run the model once; sites in `given` take that value, the others are drawn."""
+        handler = _Run(self, rng_key, given, notes or _Notes(), scan=None)
+        with handler:
+            self.model(*self.args, **self.kwargs)
+        return handler.result
+
+    def inspect(self) -> tuple["Program", dict[str, Seen], _Notes]:
+        """Read the sites without computing any value, and refuse what cannot be compiled.
+
+        Returns:
+            the program that knows which sites lie in which scan, and the sites in program order.
+        """
+        notes = self._inspect_once()
+        again = self._inspect_once()
+        if list(notes.seen) != list(again.seen):
+            changed = sorted(set(notes.seen) ^ set(again.seen)) or list(notes.seen)
+            raise UnsupportedModel(
+                f"the model's structure changes from draw to draw: two runs differ in the sites "
+                f"{', '.join(changed)}. Every run must visit the same sites in the same order; "
+                "write random branches with jnp.where or a mixture distribution"
+            )
+        scan_sites = tuple(
+            tuple(name for name, site in notes.seen.items() if site.scan == number)
+            for number in range(len(notes.scan_lengths))
+        )
+        return replace(self, scan_sites=scan_sites), notes.seen, notes
+
+    def _inspect_once(self) -> _Notes:
+        notes = _Notes()
+
+        def draw(rng_key: PRNGKeyArray) -> dict[str, Array]:
+            return self.run(rng_key, {}, notes).values
+
+        try:
+            jax.eval_shape(draw, jax.random.key(0))
+        except UnsupportedModel:
+            raise
+        except (
+            jax.errors.ConcretizationTypeError,
+            jax.errors.TracerArrayConversionError,
+            jax.errors.TracerIntegerConversionError,
+        ) as error:
+            raise UnsupportedModel(
+                "the model's structure changes from draw to draw: Python control flow (if, for, "
+                f"int(), numpy) looks at a random value{_after(notes)}. Write the branch with "
+                "jnp.where, and use jax.numpy in place of numpy on random values"
+            ) from error
+        except Exception as error:
+            raise UnsupportedModel(
+                f"the model raised {type(error).__name__} when it was run without data"
+                f"{_after(notes)}: {error}. It was called with model_args={self.args!r} and "
+                f"model_kwargs={dict(self.kwargs)!r}; arguments that carry data should default to "
+                "None and sizes should be arguments of their own"
+            ) from error
+        if not notes.seen:
+            raise UnsupportedModel("the model has no sample sites")
+        return notes
+
+
+def _after(notes: _Notes) -> str:
+    return f" (after site '{list(notes.seen)[-1]}')" if notes.seen else ""
+
+
+class _Run(Messenger):  # type: ignore[misc]
+    """Gives every site its value, scores it, and runs scans.
+
+    It is the outermost handler, so it sees each message last, after the model's own plates, masks,
+    scopes and reparameterisations have had their say.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rng_key: PRNGKeyArray | None,
+        given: Values,
+        notes: _Notes,
+        scan: int | None,
+    ) -> None:
+        self.program = program
+        self.rng_key = rng_key
+        self.given = given
+        self.notes = notes
+        self.scan = scan
+        self.result = Evaluation.empty()
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        match msg["type"]:
+            case "sample":
+                self._sample(msg)
+            case "deterministic":
+                self._deterministic(msg["name"], msg["value"])
+            case "plate":
+                _check_plate(msg)
+            case "control_flow":
+                self._control_flow(msg)
+            case "param" | "mutable":
+                raise UnsupportedModel(
+                    f"site '{msg['name']}' is a numpyro.{msg['type']}, which has no prior. Give it "
+                    "a prior with numpyro.sample, or pass its value as an argument of the model"
+                )
+            case "prng_key":
+                raise UnsupportedModel(
+                    "the model draws its own random numbers through numpyro.prng_key(). Every "
+                    "random quantity must be a numpyro.sample site"
+                )
+
+    def _sample(self, msg: Message) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if isinstance(_innermost(fn), dist.Delta) and msg["value"] is None:
+            msg["value"] = fn(rng_key=None, sample_shape=())
+            self._deterministic(name, msg["value"])
+            return
+        _check_site(msg, self.program.observed)
+        self._check_new(name)
+        sample_shape = msg["kwargs"].get("sample_shape", ())
+        if name in self.given:
+            value = jnp.asarray(self.given[name])
+        elif self.rng_key is not None:
+            self.rng_key, draw_key = jax.random.split(self.rng_key)
+            value = fn(rng_key=draw_key, sample_shape=sample_shape)
+        else:
+            raise KeyError(f"no value for site '{name}', and no key to draw one with")
+        msg["value"] = value
+        self._note(msg, value)
+        self._score(msg, jnp.asarray(self.given.get(own(name), value)))
+        self.result.values[name] = value
+
+    def _score(self, msg: Message, value: Array) -> None:
+        name, fn = msg["name"], msg["fn"]
+        batch_shape = value.shape[: value.ndim - fn.event_dim]
+        density = fn.log_prob(value)
+        if name in self.program.guarded:
+            density = jnp.where(fn.support(value), density, -jnp.inf)
+        density = jnp.broadcast_to(density, batch_shape)
+        index_positions = {axis.position for axis in self.notes.seen[name].axes}
+        coordinates = tuple(i for i in range(len(batch_shape)) if i not in index_positions)
+        self.result.log_density[name] = density.sum(coordinates)
+        self.result.support_bounds[name] = [jnp.asarray(b) for b in jax.tree.leaves(fn.support)]
+
+    def _note(self, msg: Message, value: Array) -> None:
+        name, fn = msg["name"], msg["fn"]
+        batch_ndim = value.ndim - fn.event_dim
+        axes = tuple(
+            sorted(
+                (
+                    Axis(frame.name, batch_ndim + frame.dim, frame.size)
+                    for frame in msg["cond_indep_stack"]
+                ),
+                key=lambda axis: axis.position,
+            )
+        )
+        self.notes.seen[name] = Seen(
+            name=name,
+            distribution=type(_innermost(fn)).__name__,
+            support=fn.support,
+            axes=axes,
+            step_shape=value.shape,
+            scan=self.scan,
+        )
+
+    def _deterministic(self, name: str, value: Any) -> None:
+        self._check_new(name)
+        self.result.deterministic[name] = jnp.asarray(value)
+
+    def _check_new(self, name: str) -> None:
+        if name in self.result.values or name in self.result.deterministic:
+            raise UnsupportedModel(
+                f"two sites are called '{name}'. Site names must be unique; in a loop number them, "
+                f"as in f'{name}_{{i}}'"
+            )
+
+    def _control_flow(self, msg: Message) -> None:
+        if msg["fn"] is not scan_wrapper:
+            raise UnsupportedModel(
+                "the model uses numpyro's cond, whose branches may hold different sites. Sample "
+                "both branches and choose with jnp.where"
+            )
+        if self.scan is not None:
+            raise UnsupportedModel(
+                "the model has a scan inside a scan. Only one level of time is supported; write "
+                "the inner one as a plate or as a vector event"
+            )
+        step, init, xs, length, reverse = msg["args"]
+        number = len(self.notes.scan_lengths)
+        if length is None:
+            length = jax.tree.leaves(xs)[0].shape[0]
+        self.notes.scan_lengths.append(length)
+        self.notes.reversed_scans.append(reverse)
+
+        names = self.program.scan_sites[number] if number < len(self.program.scan_sites) else ()
+        keys = [key for name in names for key in (name, own(name)) if key in self.given]
+        given = {key: jnp.asarray(self.given[key]) for key in keys}
+        step_keys = None
+        if self.rng_key is not None:
+            self.rng_key, scan_key = jax.random.split(self.rng_key)
+            step_keys = jax.random.split(scan_key, length)
+        step = _masked(step, _stack_above(self))
+
+        def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
+            step_key, x, step_values = inputs
+            handler = _Run(self.program, step_key, step_values, self.notes, scan=number)
+            # The handlers around the scan must not see a single step's messages.
+            with handlers.block(), handler:
+                carry, y = step(carry, x)
+            return carry, (handler.result, y)
+
+        carry, (result, ys) = lax.scan(
+            body, init, (step_keys, xs, given), length=length, reverse=reverse
+        )
+        for name in (*result.values, *result.deterministic):
+            self._check_new(name)
+        for collected, stacked in zip(self.result, result, strict=True):
+            collected.update(stacked)
+        msg["value"] = (length, None, carry), (PytreeTrace({}), ys)
+
+
+def _stack_above(handler: Messenger) -> list[Messenger]:
+    """The model's own handlers that are active where a message was sent."""
+    return list(_PYRO_STACK[_PYRO_STACK.index(handler) + 1 :])
+
+
+def _masked(
+    step: Callable[[Any, Any], Any], around: list[Messenger]
+) -> Callable[[Any, Any], Any]:
+    """Repeat inside each step what the handlers around a scan do to its sites."""
+    for handler in around:
+        if isinstance(handler, handlers.mask):
+            step = handlers.mask(step, mask=handler.mask)
+        elif isinstance(handler, handlers.scale):
+            step = handlers.scale(step, scale=handler.scale)
+    return step
+
+
+def _innermost(fn: dist.Distribution) -> dist.Distribution:
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _check_plate(msg: Message) -> None:
+    size, subsample_size = msg["args"]
+    if subsample_size is not None and subsample_size != size:
+        raise UnsupportedModel(
+            f"plate '{msg['name']}' takes a subsample of {subsample_size} of its {size} elements. "
+            "A compiled posterior is of all data: remove subsample_size"
+        )
+
+
+def _check_site(msg: Message, observed: frozenset[str]) -> None:
+    name, base = msg["name"], _innermost(msg["fn"])
+    if isinstance(base, dist.Unit):
+        raise UnsupportedModel(
+            f"site '{name}' is a numpyro.factor: it has no distribution to simulate data from. "
+            "Write the term as the log density of an observed sample site"
+        )
+    if isinstance(base, dist.ImproperUniform):
+        raise UnsupportedModel(
+            f"site '{name}' has an improper prior (ImproperUniform), which cannot be simulated. "
+            "Give it a proper distribution, however wide"
+        )
+    if msg.get("scale") is not None:
+        raise UnsupportedModel(
+            f"the log density of site '{name}' is rescaled (handlers.scale), so that the model is "
+            "no longer a joint distribution that can be simulated. Remove the scale"
+        )
+    if msg["is_observed"] and name not in observed:
+        raise UnsupportedModel(
+            f"site '{name}' is given a value inside the model (obs=…) but is not among the "
+            f"observed sites ({', '.join(sorted(observed)) or 'none'}). Name it in `observed`, and "
+            "call the model without data"
+        )
