@@ -16,12 +16,16 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from numpy.typing import NDArray
 
 from retrodict.relations import (
+    AxisKey,
     Dependence,
+    Relations,
+    Step,
     Take,
     clip,
     identity,
@@ -38,10 +42,6 @@ class Constant(NamedTuple):
     number: int
 
 
-class Step:
-    """The axis of one scan while its body is being read: a token, equal only to itself."""
-
-
 @dataclass(frozen=True)
 class Abstract:
     """What is known of an array: its dependence, its shape, and its value if it is a constant."""
@@ -51,7 +51,7 @@ class Abstract:
     constant: "_Lazy | None" = None
 
     @property
-    def sizes(self) -> dict[Hashable, int]:
+    def sizes(self) -> dict[AxisKey, int]:
         """The array's own axes."""
         return dict(enumerate(self.shape))
 
@@ -60,7 +60,7 @@ class Abstract:
         """The array itself, if it is a constant."""
         return None if self.constant is None else self.constant.value
 
-    def take(self, taken: Mapping[Hashable, Take]) -> Dependence:
+    def take(self, taken: Mapping[AxisKey, Take]) -> Dependence:
         """The dependence of a result whose axes are taken from this array's."""
         return self.dependence.move(self.sizes, taken)
 
@@ -84,7 +84,6 @@ class _Lazy:
 Rule: TypeAlias = Callable[[JaxprEqn, Sequence[Abstract], "_Reader"], list[Dependence]]
 
 
-
 @dataclass(frozen=True)
 class Flow:
     """A traced function of a dict of arrays, whose names are the sources."""
@@ -103,7 +102,7 @@ class Flow:
     def dependence(self) -> Any:
         """A pytree like the function's output with an `Abstract` in place of each array."""
         arguments = [
-            Abstract(Dependence({name: identity(len(var.aval.shape))}), var.aval.shape)
+            Abstract(Dependence({name: identity(len(_shape(var)))}), _shape(var))
             for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
         ]
         return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
@@ -126,7 +125,7 @@ class Flow:
 
             def name(atom: Any) -> str:
                 if isinstance(atom, Literal):
-                    return f"{atom.val}:{atom.aval.str_short()}"
+                    return f"{atom.val}:{atom.aval}"
                 if atom in inputs:
                     return rename(inputs[atom])
                 return f"%{numbers[atom]}"
@@ -176,10 +175,12 @@ class _Reader:
         """A constant met in a jaxpr."""
         shape = np.shape(value)
         varies = False
-        if np.size(value) > 1 and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if np.size(value) > 1 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             array = np.asarray(value)
             varies = bool(np.any(array != array.flat[0]))
-        sources = {self.constant_source(value): identity(len(shape))} if varies else {}
+        sources: dict[Hashable, Relations] = {}
+        if varies:
+            sources[self.constant_source(value)] = identity(len(shape))
         return Abstract(Dependence(sources), shape, _Lazy(lambda: value))
 
     def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
@@ -207,7 +208,7 @@ class _Reader:
 
     def _apply(self, eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Abstract]:
         name = eqn.primitive.name
-        shapes = [getattr(var.aval, "shape", ()) for var in eqn.outvars]
+        shapes = [_shape(var) for var in eqn.outvars]
         inner = _called(eqn)
         if inner is not None and len(inner.jaxpr.invars) == len(operands):
             return self.read(inner, operands)
@@ -226,6 +227,10 @@ class _Reader:
         ]
 
 
+def _shape(var: Any) -> tuple[int, ...]:
+    return tuple(getattr(var.aval, "shape", ()))
+
+
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function that an equation merely calls: jit, custom derivatives, checkpoints."""
     if eqn.primitive.name not in _CALLS:
@@ -241,7 +246,8 @@ def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> _Lazy:
     def compute() -> Any:
-        result = eqn.primitive.bind(*(operand.value for operand in operands), **eqn.params)
+        bind: Callable[..., Any] = eqn.primitive.bind
+        result = bind(*(operand.value for operand in operands), **eqn.params)
         return result[number] if eqn.primitive.multiple_results else result
 
     return _Lazy(compute)
@@ -291,7 +297,7 @@ def _drop(operand: Abstract, gone: set[int]) -> Dependence:
 
 def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     operand, old, new = operands[0], operands[0].shape, eqn.params["new_sizes"]
-    taken: dict[Hashable, Take] = {}
+    taken: dict[AxisKey, Take] = {}
     for old_axes, new_axes in _matching_runs(old, new):
         old_axes = [axis for axis in old_axes if old[axis] > 1]
         new_axes = [axis for axis in new_axes if new[axis] > 1]
@@ -300,13 +306,11 @@ def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> li
         sizes = [old[axis] for axis in old_axes]
         places = np.unravel_index(np.arange(new[new_axes[0]]), sizes) if len(sizes) > 1 else [None]
         for axis, index in zip(old_axes, places, strict=True):
-            taken[axis] = Take(new_axes[0], new[new_axes[0]], index=index)
+            taken[axis] = Take(new_axes[0], new[new_axes[0]], picked=index)
     return [operand.take(taken)]
 
 
-def _matching_runs(
-    old: Sequence[int], new: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
+def _matching_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Cut both shapes into the shortest runs of axes with equal numbers of elements."""
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -354,14 +358,14 @@ def _slice(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list
 
 def _sliced(
     starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]
-) -> dict[Hashable, Take]:
-    taken: dict[Hashable, Take] = {}
+) -> dict[AxisKey, Take]:
+    taken: dict[AxisKey, Take] = {}
     for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True)):
         index = np.arange(start, stop, stride)
         taken[axis] = (
             Take(axis, len(index), shift=int(start))
             if stride == 1
-            else Take(axis, len(index), index=index)
+            else Take(axis, len(index), picked=index)
         )
     return taken
 
@@ -370,7 +374,7 @@ def _dynamic_slice(
     eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader
 ) -> list[Dependence]:
     operand, starts, sizes = operands[0], operands[1:], eqn.params["slice_sizes"]
-    taken: dict[Hashable, Take] = {}
+    taken: dict[AxisKey, Take] = {}
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         if size == operand.shape[axis]:
             taken[axis] = Take(axis, size)
@@ -384,7 +388,7 @@ def _dynamic_update_slice(
     eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader
 ) -> list[Dependence]:
     operand, update, *starts = operands
-    taken: dict[Hashable, Take] = {}
+    taken: dict[AxisKey, Take] = {}
     for axis, (start, size) in enumerate(zip(starts, update.shape, strict=True)):
         whole = operand.shape[axis]
         if size == whole:
@@ -409,8 +413,8 @@ def _split(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list
 
 def _pad(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     operand, filler = operands
-    shape = eqn.outvars[0].aval.shape
-    taken: dict[Hashable, Take] = {}
+    shape = _shape(eqn.outvars[0])
+    taken: dict[AxisKey, Take] = {}
     for axis, (low, _, interior) in enumerate(eqn.params["padding_config"]):
         if interior:
             place = np.arange(shape[axis]) - low
@@ -418,7 +422,7 @@ def _pad(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[D
                 (place >= 0) & (place % (interior + 1) == 0), place // (interior + 1), -1
             )
             index[index >= operand.shape[axis]] = -1
-            taken[axis] = Take(axis, shape[axis], index=index)
+            taken[axis] = Take(axis, shape[axis], picked=index)
         else:
             taken[axis] = Take(axis, shape[axis], shift=-low)
     return [_inside(operand).move(operand.sizes, taken) | filler.dependence]
@@ -427,7 +431,7 @@ def _pad(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[D
 def _inside(operand: Abstract) -> Dependence:
     """The dependence, saying on which positions it exists: for arrays placed in larger ones."""
 
-    def limited(relations: Any) -> Any:
+    def limited(relations: Relations) -> Relations:
         for axis, size in enumerate(operand.shape):
             # No range is "all of the axis" here: the axis is about to grow.
             taken = {r for r in relations if all(a != axis for a, _, _ in r.present)}
@@ -438,10 +442,10 @@ def _inside(operand: Abstract) -> Dependence:
 
 
 def _concatenate(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    along, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
+    along, shape = eqn.params["dimension"], _shape(eqn.outvars[0])
     parts, start = [], 0
     for operand in operands:
-        taken: dict[Hashable, Take] = {
+        taken: dict[AxisKey, Take] = {
             axis: Take(axis, size, shift=-start if axis == along else 0)
             for axis, size in enumerate(shape)
         }
@@ -450,12 +454,66 @@ def _concatenate(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -
     return [_join(parts)]
 
 
+def _stack(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    along, count = eqn.params["axis"], len(operands)
+    return [
+        _join(
+            [
+                operand.keep({a: a + (a >= along) for a in range(len(operand.shape))}).map(
+                    lambda r, place=number: limit(r, along, count, place, place + 1)  # type: ignore[misc]
+                )
+                for number, operand in enumerate(operands)
+            ]
+        )
+    ]
+
+
+def _unstack(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    operand, along = operands[0], eqn.params["axis"]
+    parts = []
+    for number in range(operand.shape[along]):
+        taken: dict[AxisKey, Take] = {a: Take(a, n) for a, n in enumerate(operand.shape)}
+        taken[along] = Take(along, 1, shift=number)
+        one = Abstract(
+            operand.take(taken), (*operand.shape[:along], 1, *operand.shape[along + 1 :])
+        )
+        parts.append(_drop(one, {along}))
+    return parts
+
+
+def _tile(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    operand, shape = operands[0], _shape(eqn.outvars[0])
+    first = len(shape) - len(operand.shape)
+    return [
+        operand.take(
+            {
+                axis: Take(
+                    first + axis, shape[first + axis], picked=np.arange(shape[first + axis]) % n
+                )
+                if n != shape[first + axis]
+                else Take(first + axis, n)
+                for axis, n in enumerate(operand.shape)
+            }
+        )
+    ]
+
+
+def _each_its_own(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    return [operand.dependence for operand in operands]
+
+
+def _last_axis(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    """Something along the last axis, batched over the others."""
+    total = _join([o.keep({a: a for a in range(len(o.shape) - 1)}) for o in operands])
+    return [total] * len(eqn.outvars)
+
+
 def _reverse(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     operand = operands[0]
     return [
         operand.take(
             {
-                axis: Take(axis, n, index=np.arange(n)[::-1])
+                axis: Take(axis, n, picked=np.arange(n)[::-1])
                 if axis in eqn.params["dimensions"]
                 else Take(axis, n)
                 for axis, n in enumerate(operand.shape)
@@ -481,12 +539,12 @@ def _dot_general(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -
 def _gather(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     operand, indices = operands
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    shape = eqn.outvars[0].aval.shape
+    shape = _shape(eqn.outvars[0])
     batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
     hidden = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     visible = [axis for axis in range(len(operand.shape)) if axis not in hidden]
 
-    taken: dict[Hashable, Take] = {}
+    taken: dict[AxisKey, Take] = {}
     for axis, place in zip(visible, numbers.offset_dims, strict=True):
         if sizes[axis] == operand.shape[axis]:
             taken[axis] = Take(place, sizes[axis])
@@ -509,11 +567,11 @@ def _constant_gather(
     indices: Abstract,
     batch_axes: Sequence[int],
     shape: Sequence[int],
-) -> dict[Hashable, Take]:
+) -> dict[AxisKey, Take]:
     """Where gathered axes come from when the index is a constant that varies along one axis."""
     if indices.value is None:
         return {}
-    taken: dict[Hashable, Take] = {}
+    taken: dict[AxisKey, Take] = {}
     for column, axis in enumerate(numbers.start_index_map):
         if axis not in numbers.collapsed_slice_dims:
             continue
@@ -524,7 +582,7 @@ def _constant_gather(
         along = varying[0] if varying else 0
         line = np.moveaxis(index, along, 0).reshape(index.shape[along], -1)[:, 0]
         line = np.clip(line, 0, operand.shape[axis] - 1).astype(np.int64)
-        taken[axis] = Take(batch_axes[along], shape[batch_axes[along]], index=line)
+        taken[axis] = Take(batch_axes[along], shape[batch_axes[along]], picked=line)
     return taken
 
 
@@ -543,9 +601,7 @@ def _iota(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
 
 def _sort(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     along = eqn.params["dimension"]
-    total = _join(
-        [o.keep({a: a for a in range(len(o.shape)) if a != along}) for o in operands]
-    )
+    total = _join([o.keep({a: a for a in range(len(o.shape)) if a != along}) for o in operands])
     return [total] * len(eqn.outvars)
 
 
@@ -617,8 +673,8 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
         carry = following
     else:
         worst = _anything(operands)
-        return [Abstract(worst, var.aval.shape) for var in eqn.outvars]
-    final = {step: Take(step, 1, shift=last)}
+        return [Abstract(worst, _shape(var)) for var in eqn.outvars]
+    final: dict[AxisKey, Take] = {step: Take(step, 1, shift=last)}
     left = [
         Abstract(o.dependence.move({step: length}, final).move({step: 1}, {}), o.shape)
         for o in outputs[:num_carry]
@@ -627,42 +683,46 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
 
 
 def _stacked(output: Abstract, step: Step, length: int) -> Abstract:
-    taken: dict[Hashable, Take] = {step: Take(0, length)}
+    taken: dict[AxisKey, Take] = {step: Take(0, length)}
     taken |= {axis: Take(axis + 1, size) for axis, size in enumerate(output.shape)}
     shape = (length, *output.shape)
     constant = None
     if output.constant is not None:
-        constant = _Lazy(lambda: np.broadcast_to(output.value, shape))  # type: ignore[arg-type]
-    sizes: dict[Hashable, int] = {step: length, **output.sizes}
+        constant = _Lazy(lambda: np.broadcast_to(np.asarray(output.value), shape))
+    sizes: dict[AxisKey, int] = {step: length, **output.sizes}
     return Abstract(output.dependence.move(sizes, taken), shape, constant)
 
 
-def _present_somewhere(relations: Any, step: Step, length: int) -> Any:
+def _present_somewhere(relations: Relations, step: Step, length: int) -> Relations:
     """Say of every relation at which steps it exists, so that moving it cannot lengthen it."""
     bare = {r for r in relations if all(axis is not step for axis, _, _ in r.present)}
     return union(limit(frozenset(bare), step, -1, 0, length), relations - bare)
 
 
 def _scan_input(operand: Abstract, step: Step) -> Abstract:
-    taken: dict[Hashable, Take] = {0: Take(step, operand.shape[0])}
+    taken: dict[AxisKey, Take] = {0: Take(step, operand.shape[0])}
     taken |= {a: Take(a - 1, n) for a, n in enumerate(operand.shape) if a}
     return Abstract(operand.take(taken), operand.shape[1:])
 
 
 _CALLS = frozenset(
-    "jit pjit closed_call core_call call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    "checkpoint remat remat2 custom_lin".split()
+    """
+    jit pjit closed_call core_call call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
+    checkpoint composite remat remat2
+    """.split()  # noqa: SIM905 (one name a line would take a page)
 )
 
 _ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-    "bitcast_convert_type cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh "
-    "digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a "
-    "igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul "
-    "ne neg nextafter not optimization_barrier or polygamma population_count pow random_gamma_grad "
-    "real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan "
-    "tanh xor zeta sharding_constraint mul_add add_any".split()
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
+    digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
+    imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi ne neg
+    nextafter not or polygamma population_count pow random_gamma_grad real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor zeta
+    """.split()  # noqa: SIM905
 )
 
 _RULES: dict[str, Rule] = {
@@ -681,9 +741,14 @@ _RULES: dict[str, Rule] = {
     "sort": _sort,
     "split": _split,
     "squeeze": _squeeze,
+    "stack": _stack,
+    "tile": _tile,
+    "top_k": _last_axis,
+    "unstack": _unstack,
+    "optimization_barrier": _each_its_own,
     "transpose": _transpose,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulate),
-    **dict.fromkeys(("cholesky", "eigh", "lu", "qr", "svd", "triangular_solve"), _matrix),
+    **dict.fromkeys(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"), _matrix),
     **dict.fromkeys(
         (
             "argmax",
@@ -700,6 +765,19 @@ _RULES: dict[str, Rule] = {
         _reduce,
     ),
     **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter-mul"), _scatter
+        (
+            "scatter",
+            "scatter-add",
+            "scatter-max",
+            "scatter-min",
+            "scatter-mul",
+            "scatter-sub",
+            "scatter_add",
+            "scatter_max",
+            "scatter_min",
+            "scatter_mul",
+            "scatter_sub",
+        ),
+        _scatter,
     ),
 }

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import networkx as nx
@@ -21,12 +21,23 @@ from numpyro.distributions import constraints
 from retrodict.dataflow import Abstract, Constant, Flow
 from retrodict.errors import UnsupportedModel
 from retrodict.model import Evaluation, Program, Seen, own
-from retrodict.relations import EVERYTHING, INF, Link, Relation, Relations, Table, Window, union
+from retrodict.relations import (
+    EVERYTHING,
+    INF,
+    Link,
+    Relation,
+    Relations,
+    Table,
+    Window,
+    array_axis,
+    union,
+)
 
 if TYPE_CHECKING:
     from retrodict.render import Picture
 
-Index = tuple[int, ...]
+Index: TypeAlias = tuple[int, ...]
+Support: TypeAlias = constraints.Constraint[Any]
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Site:
 
     name: str
     shape: tuple[int, ...]
-    support: constraints.Constraint
+    support: Support
     plates: tuple[str, ...]
     observed: bool
     time: bool
@@ -62,7 +73,7 @@ class Site:
     scan: int | None = None
     family: tuple[str, int] | None = None
     unlike: tuple[int, ...] = ()
-    dtype: Any = np.dtype(np.float32)
+    dtype: Any = np.float32
 
     @property
     def index_shape(self) -> tuple[int, ...]:
@@ -148,7 +159,7 @@ class Graph:
 
     def unroll(self) -> "nx.DiGraph[str]":
         """The plain directed network over random variables, for small instances."""
-        self._check_unrollable()
+        self.check_unrollable()
         network: nx.DiGraph[str] = nx.DiGraph()
         for site in self.sites.values():
             for index in site.indices():
@@ -159,8 +170,9 @@ class Graph:
                 network.add_edge(parent.variable(parent_index), child.variable(child_index))
         return network
 
-    def _check_unrollable(self) -> None:
-        size = sum(int(np.prod(site.index_shape)) for site in self.sites.values())
+    def check_unrollable(self) -> None:
+        """Refuse to write out what would not fit."""
+        size = sum(float(np.prod(site.index_shape)) for site in self.sites.values())
         for edge in self.edges:
             parent, child = self.sites[edge.parent], self.sites[edge.child]
             size += sum(_count(r, child, parent) for r in edge.relations)
@@ -188,7 +200,7 @@ def pairs(relations: Relations, child: Site, parent: Site) -> Iterator[tuple[Ind
 
 def related(relation: Relation, index: Index, sizes: Sequence[int]) -> Iterable[Index]:
     """The parent's indices that a relation gives for one index of the child."""
-    if any(not start <= index[axis] < stop for axis, start, stop in relation.present):  # type: ignore[index,call-overload]
+    if any(not start <= index[array_axis(axis)] < stop for axis, start, stop in relation.present):
         return ()
     return itertools.product(
         *(_indices(link, index, size) for link, size in zip(relation.links, sizes, strict=True))
@@ -196,7 +208,7 @@ def related(relation: Relation, index: Index, sizes: Sequence[int]) -> Iterable[
 
 
 def _indices(link: Link, index: Index, size: int) -> Iterable[int]:
-    position = 0 if link.axis is None else index[link.axis]  # type: ignore[call-overload]
+    position = 0 if link.axis is None else index[link.along]
     if isinstance(link, Table):
         found = int(link.indices[position])
         return (found,) if 0 <= found < size else ()
@@ -248,7 +260,8 @@ def trace(
 
     shapes = jax.eval_shape(program.simulate, jax.random.key(0))
     flow = Flow.of(evaluate, shapes | {own(name): shape for name, shape in shapes.items()})
-    findings: Evaluation = flow.dependence()
+    findings = flow.dependence()
+    densities: Mapping[str, Abstract] = findings.log_density
 
     sites: dict[str, Site] = {}
     guarded = set()
@@ -256,11 +269,9 @@ def trace(
         time = found.scan is not None
         shift = int(time)
         axes = tuple(axis.position + shift for axis in found.axes)
-        bounds: Any = findings.support_bounds[name]
-        support, varies = _support(found, bounds, name in observed)
+        support, varies = _support(found, findings.support_bounds[name], name in observed)
         if varies:
             guarded.add(name)
-        density: Any = findings.log_density[name]
         sites[name] = Site(
             name=name,
             shape=shapes[name].shape,
@@ -271,18 +282,14 @@ def trace(
             distribution=found.distribution,
             axes=((0,) if time else ()) + axes,
             scan=found.scan,
-            unlike=_unlike(density),
+            unlike=_unlike(densities[name]),
             dtype=shapes[name].dtype,
         )
-    order = {name: number for number, name in enumerate(sites)}
     edges = tuple(
-        Edge(parent, name, _lifted(relations, sites[parent], sites[name]))
+        Edge(parent, name, _lifted(densities[name].dependence.sources[parent], sites, parent, name))
         for name in sites
-        for parent, relations in sorted(
-            findings.log_density[name].dependence.sources.items(),  # type: ignore[attr-defined]
-            key=lambda item: order.get(item[0], -1),
-        )
-        if parent in order
+        for parent in sites
+        if parent in densities[name].dependence.sources
     )
     sites = _with_families(sites)
     return Graph(
@@ -318,28 +325,31 @@ def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:
 def _unlike(density: Abstract) -> tuple[int, ...]:
     """Index axes along which the density changes through constants alone."""
     found = {
-        link.axis
+        link.along
         for source, relations in density.dependence.sources.items()
         if isinstance(source, Constant)
         for relation in relations
         for link in relation.links
         if link.axis is not None
     }
-    return tuple(sorted(found))  # type: ignore[type-var]
+    return tuple(sorted(found))
 
 
-def _lifted(relations: Relations, parent: Site, child: Site) -> Relations:
+def _lifted(
+    relations: Relations, sites: Mapping[str, Site], parent_name: str, child_name: str
+) -> Relations:
     """Keep the links of the parent's index axes; coordinates of one variable go together."""
+    parent, child = sites[parent_name], sites[child_name]
 
     def simplified(link: Link, size: int) -> Link:
         if isinstance(link, Table):
-            child_size = child.index_shape[link.axis]  # type: ignore[call-overload]
+            child_size = child.index_shape[link.along]
             if child_size == size and np.array_equal(link.indices, np.arange(size)):
                 return Window(link.axis, 0, 0)
             return link
         if link.axis is None:
             return EVERYTHING if link.lo <= 0 and link.hi >= size - 1 else link
-        span = max(child.index_shape[link.axis], size) - 1  # type: ignore[call-overload]
+        span = max(child.index_shape[link.along], size) - 1
         return Window(
             link.axis,
             -INF if link.lo <= -span and span else link.lo,
@@ -357,7 +367,7 @@ def _lifted(relations: Relations, parent: Site, child: Site) -> Relations:
                  if isinstance(w, Window) and w.axis == axis),
                 default=INF,
             )  # fmt: skip
-            size = child.index_shape[axis]
+            size = child.index_shape[array_axis(axis)]
             last = size if stop >= min(size, implied_end) else stop
             if (first, last) != (0, size):
                 yield axis, first, last
@@ -372,9 +382,7 @@ def _lifted(relations: Relations, parent: Site, child: Site) -> Relations:
     return union(lifted)
 
 
-def _support(
-    found: Seen, bounds: Sequence[Abstract], observed: bool
-) -> tuple[constraints.Constraint, bool]:
+def _support(found: Seen, bounds: Sequence[Abstract], observed: bool) -> tuple[Support, bool]:
     """The support with concrete bounds, and whether it had to be widened to have any."""
     leaves = [
         None if any(not isinstance(s, Constant) for s in b.dependence.sources) else b.value
@@ -382,7 +390,8 @@ def _support(
     ]
     if all(leaf is not None for leaf in leaves):
         concrete = [_common(leaf, found) for leaf in leaves]
-        return jax.tree.unflatten(jax.tree.structure(found.support), concrete), False
+        support: Support = jax.tree.unflatten(jax.tree.structure(found.support), concrete)
+        return support, False
     return _wider(found, iter(leaves), observed), True
 
 
@@ -394,13 +403,13 @@ def _common(bound: Any, found: Seen) -> Any:
     return array
 
 
-def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> constraints.Constraint:
+def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
     constraint, depth = found.support, 0
     while isinstance(constraint, constraints.independent):
         depth += constraint.reinterpreted_batch_ndims
         constraint = constraint.base_constraint
     bounds = [None if leaf is None else _common(leaf, found) for leaf in leaves]
-    wider: constraints.Constraint
+    wider: Support
     match constraint, bounds:
         case constraints.integer_interval(), [low, _] if low is not None:
             wider = constraints.integer_greater_than(low)
@@ -414,16 +423,19 @@ def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> constraints.Co
         ):
             wider = constraints.real
         case _ if observed:
-            return constraints.dependent(
-                is_discrete=constraint.is_discrete, event_dim=constraint.event_dim + depth
-            )
+            event_dim = constraint.event_dim + depth
+            wider = constraints.dependent(is_discrete=constraint.is_discrete, event_dim=event_dim)
+            depth = 0
         case _:
             raise UnsupportedModel(
                 f"the support of latent site '{found.name}' ({found.distribution}) depends on "
                 "other sites in a way that has no fixed hull. Give it fixed bounds, or "
                 "reparameterise it on a fixed support and transform"
             )
-    return constraints.independent(wider, depth) if depth else wider
+    if depth == 0:
+        return wider
+    nested: Support = constraints.independent(wider, depth)
+    return nested
 
 
 _NUMBERED = re.compile(r"^(?P<base>.*\D)(?P<number>\d+)$")
@@ -449,7 +461,7 @@ def _with_families(sites: Mapping[str, Site]) -> dict[str, Site]:
 def _codes(flow: Flow, sites: Mapping[str, Site]) -> dict[str, str]:
     """For each site of a loop, how its density is computed: equal for sites that are alike.
 
-    Sites of other steps are named by their distance, so that `x_4` given `x_3` is `x_5` given `x_4`.
+    Sites of other steps are named by their distance: `x_4` given `x_3` is `x_5` given `x_4`.
     """
     if not any(site.family for site in sites.values()):
         return {}
@@ -462,9 +474,10 @@ def _codes(flow: Flow, sites: Mapping[str, Site]) -> dict[str, str]:
     codes = {}
     for name, site in sites.items():
         if site.family is not None:
-            number = site.family[1]
             text = str(written.log_density[name]).replace(f"<{own(name)}>", "<itself>")
-            codes[name] = re.sub(
-                r"#(\d+)>", lambda found, number=number: f"{int(found[1]) - number:+d}>", text
-            )
+            codes[name] = _relative_to(site.family[1], text)
     return codes
+
+
+def _relative_to(number: int, text: str) -> str:
+    return re.sub(r"#(\d+)>", lambda found: f"{int(found[1]) - number:+d}>", text)

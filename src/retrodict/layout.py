@@ -11,22 +11,28 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right, insort
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, groupby, pairwise, permutations, takewhile
+from math import dist, hypot
 from typing import Literal, NamedTuple
 
+import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
 Point = tuple[float, float]
+Points = NDArray[np.float64]
 
 TEXT, SMALL, WORD, CAPTION = 16.0, 11.0, 13.0, 11.5  # font sizes; one unit is a point
 DIAMETER, SIDE = 36.0, 28.0
-GAP_X, GAP_Y, PAD, CAPTION_HEIGHT, MARGIN = 18.0, 34.0, 10.0, 15.0, 10.0
+GAP_X, GAP_Y, PAD, CAPTION_HEIGHT, MARGIN = 18.0, 32.0, 10.0, 16.0, 10.0
 HEAD = 8.0
+SMALL_DRAWING = 40
+MAX_STAND_INS = 800  # edges along a series pass hundreds of layers: the longest go unguided
 MAX_ATOMS = 7  # crossing boxes are put in order by trying all orders of their pieces
 
 
@@ -93,15 +99,15 @@ class Place(NamedTuple):
     height: float
     square: bool
 
-    def gauge(self, point: Point) -> float:
-        """Less than 1 inside the node, 1 on its border."""
-        across, down = abs(point[0] - self.x), abs(point[1] - self.y)
-        across, down = 2 * across / self.width, 2 * down / self.height
-        return max(across, down) if self.square else float(np.hypot(across, down))
+    def gauge(self, points: Points | Point) -> Points:
+        """For every point: less than 1 inside the node, 1 on its border."""
+        off = np.abs(np.asarray(points) - (self.x, self.y)) * 2 / (self.width, self.height)
+        across, down = off[..., 0], off[..., 1]
+        return np.maximum(across, down) if self.square else np.hypot(across, down)
 
 
 class Route(NamedTuple):
-    """An edge as joined cubic Bézier curves (3k + 1 points) up to the arrowhead that ends in `tip`."""
+    """An edge: cubic Bézier curves (3k + 1 points) as far as the arrowhead, which ends in `tip`."""
 
     edge: Edge
     path: tuple[Point, ...]
@@ -130,25 +136,28 @@ class Layout(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-_GREEK = {
-    name: unicodedata.lookup(f"GREEK {case} LETTER {name.upper().replace('LAMBDA', 'LAMDA')}")
-    for base in (
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho "
-        "sigma tau upsilon phi chi psi omega"
-    ).split()
-    for name, case in ((base, "SMALL"), (base.capitalize(), "CAPITAL"))
-}
+_NAMES = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma "
+    "tau upsilon phi chi psi omega"
+)
+_LOWER = dict(zip(_NAMES.split(), "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
+_GREEK = _LOWER | {name.capitalize(): letter.upper() for name, letter in _LOWER.items()}
 _MATHS = re.compile(
     r"(?P<base>[^\W\d_]+)(\^(?P<above>[^\W_]+))?"
     r"(_(?P<below>[^\W_]+|\d+(_\d+)+)|\[(?P<index>\w+(, ?\w+)*)\]|(?P<number>\d+))?"
 )
 
 
+def printable(text: str) -> str:
+    """The text without what XML and fonts refuse, such as control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _spans(label: str) -> tuple[Span, ...]:
     found = _MATHS.fullmatch(label)
     base = _GREEK.get(found["base"], found["base"]) if found else ""
     if not found or len(base) != 1:
-        return (Span("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in label)),)
+        return (Span(printable(label)),)
     below = (found["below"] or found["index"] or found["number"] or "").replace("_", ",")
     scripts = ((found["above"] or "", 1), (below, -1))
     parts = [(_GREEK.get(text, text), level) for text, level in scripts if text]
@@ -163,7 +172,10 @@ def typeset(drawing: Drawing) -> dict[str, tuple[Span, ...]]:
     """
     spans = {node.label: _spans(node.label) for node in drawing.nodes}
     looks = Counter(spans.values())
-    plain = {text: value if looks[value] == 1 else (Span(text),) for text, value in spans.items()}
+    plain = {
+        text: value if looks[value] == 1 else (Span(printable(text)),)
+        for text, value in spans.items()
+    }
     return {node.name: plain[node.label] for node in drawing.nodes}
 
 
@@ -175,7 +187,15 @@ def text_width(text: str, size: float) -> float:
             return 0.0
         if unicodedata.east_asian_width(c) in "WF":
             return 1.0
-        return 0.34 if c in "iljtf.,:;'|![]() " else 0.85 if c in "mwMW@%" else 0.68 if c.isupper() else 0.52
+        return (
+            0.34
+            if c in "iljtf.,:;'|![]() "
+            else 0.85
+            if c in "mwMW@%"
+            else 0.68
+            if c.isupper()
+            else 0.52
+        )
 
     return size * sum(map(em, text))
 
@@ -201,14 +221,18 @@ def sizes(drawing: Drawing) -> dict[str, tuple[float, float]]:
     return {name: (round(width, 1), height) for name, (width, height) in result.items()}
 
 
+def _loop_room(edge: Edge) -> float:
+    """How far an edge from a node to itself reaches beyond the node."""
+    return 28.0 + (text_width(edge.label, SMALL) + 4.0 if edge.label else 0.0)
+
+
 def layered(drawing: Drawing) -> Layout:
     """Lay out a drawing with nothing but what is in this file."""
     boxes, groups = _arrange(drawing)
     layer = _layers(drawing)
     grid = _Grid(drawing, layer, boxes, groups)
-    order = _untangle(grid)
     size = sizes(drawing)
-    x, sides = _columns(grid, order, size)
+    x, sides = _polish(grid, _untangle(grid), size)
     middle, tops, bottoms = _rows(grid, x, size)
     names = [node.name for node in drawing.nodes]
     kinds = {node.name: node.kind for node in drawing.nodes}
@@ -234,8 +258,7 @@ def _cross(a: set[str] | frozenset[str], b: set[str] | frozenset[str]) -> bool:
 
 
 class _Group(NamedTuple):
-    """Boxes that cross one another (most often: one box), cut into atoms, in an order in which the
-    atoms of each box stand together."""
+    """Boxes that cross (most often a single box), and the atoms they cut one another into."""
 
     atoms: tuple[frozenset[str], ...]
     boxes: tuple[int, ...]
@@ -243,81 +266,60 @@ class _Group(NamedTuple):
 
 def _arrange(drawing: Drawing) -> tuple[list[Box], list[_Group]]:
     """Group crossing boxes. A box for which no order exists is drawn in several pieces."""
+    names = [node.name for node in drawing.nodes]
     boxes = [box for box in drawing.boxes if box.members]
     while True:
         sets = [frozenset(box.members) for box in boxes]
-        group = list(range(len(boxes)))
-        for a, b in combinations(range(len(boxes)), 2):
-            if _cross(sets[a], sets[b]):
-                group = [group[a] if g == group[b] else g for g in group]
+        touching: nx.Graph[int] = nx.empty_graph(len(boxes))
+        pairs = combinations(range(len(boxes)), 2)
+        touching.add_edges_from((a, b) for a, b in pairs if _cross(sets[a], sets[b]))
         groups = []
-        for label in dict.fromkeys(group):
-            inside = [i for i, g in enumerate(group) if g == label]
-            atoms = _consecutive([sets[i] for i in inside], [node.name for node in drawing.nodes])
+        for component in nx.connected_components(touching):
+            inside = sorted(component)
+            atoms = _in_order([sets[i] for i in inside], names)
             if atoms is None:
-                rest, _ = _cut([sets[i] for i in inside[:-1]], [node.name for node in drawing.nodes])
                 odd = boxes.pop(inside[-1])
-                rest.append(sets[inside[-1]] - frozenset().union(*rest))
+                rest = list(_atoms([sets[i] for i in inside[:-1]], names).values())
+                rest.append(frozenset(odd.members).difference(*rest))
                 pieces = [tuple(m for m in odd.members if m in atom) for atom in rest]
                 boxes += [Box(odd.name, piece) for piece in pieces if piece]
                 break
-            groups.append(_Group(tuple(atoms), tuple(inside)))
+            groups.append(_Group(atoms, tuple(inside)))
         else:
             return boxes, groups
 
 
-def _cut(
-    sets: list[frozenset[str]], names: list[str]
-) -> tuple[list[frozenset[str]], list[tuple[bool, ...]]]:
-    pieces: dict[tuple[bool, ...], list[str]] = defaultdict(list)
+def _atoms(sets: list[frozenset[str]], names: list[str]) -> dict[tuple[int, ...], frozenset[str]]:
+    """The names that lie in exactly the same sets, by which sets these are."""
+    pieces: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in names:
-        pieces[tuple(name in members for members in sets)].append(name)
-    pieces.pop((False,) * len(sets), None)
-    return [frozenset(piece) for piece in pieces.values()], list(pieces)
+        pieces[tuple(k for k, members in enumerate(sets) if name in members)].append(name)
+    return {marks: frozenset(piece) for marks, piece in pieces.items() if marks}
 
 
-def _consecutive(sets: list[frozenset[str]], names: list[str]) -> list[frozenset[str]] | None:
-    atoms, marks = _cut(sets, names)
-    if len(atoms) > MAX_ATOMS:
-        return None
-    for order in permutations(range(len(atoms))):
-        runs = [[k for k, a in enumerate(order) if marks[a][s]] for s in range(len(sets))]
+def _in_order(sets: list[frozenset[str]], names: list[str]) -> tuple[frozenset[str], ...] | None:
+    """Atoms in an order in which those of each set stand together."""
+    atoms = _atoms(sets, names)
+    for order in permutations(atoms) if len(atoms) <= MAX_ATOMS else ():
+        runs = [[k for k, marks in enumerate(order) if s in marks] for s in range(len(sets))]
         if all(run[-1] - run[0] + 1 == len(run) for run in runs):
-            return [atoms[a] for a in order]
+            return tuple(atoms[marks] for marks in order)
     return None
 
 
 def _layers(drawing: Drawing) -> dict[str, int]:
     """Longest paths over the solid edges; then sources come down to the children they feed."""
-    names = [node.name for node in drawing.nodes]
-    arcs = {e: None for edge in drawing.edges if edge.style == "solid" for e in [(edge.source, edge.target)]}
-    children: dict[str, list[str]] = {name: [] for name in names}
-    waiting = dict.fromkeys(names, 0)
-    for source, target in arcs:
-        if source != target:
-            children[source].append(target)
-            waiting[target] += 1
-    ready, left, layer = deque(n for n in names if not waiting[n]), dict.fromkeys(names), {}
-    parents: dict[str, int] = dict.fromkeys(names, 0)
-    depth = dict.fromkeys(names, 0)
-    forward: dict[str, list[str]] = {}
-    while left:
-        # Solid edges should not go in circles; if they do, the first node left breaks the circle.
-        name = ready.popleft() if ready else next(iter(left))
-        if name not in left:
-            continue
-        del left[name]
-        layer[name] = depth[name]
-        forward[name] = [child for child in children[name] if child in left]
-        for child in forward[name]:
-            parents[child] += 1
-            depth[child] = max(depth[child], depth[name] + 1)
-            waiting[child] -= 1
-            if not waiting[child]:
-                ready.append(child)
+    solid: nx.DiGraph[str] = nx.DiGraph()
+    solid.add_nodes_from(node.name for node in drawing.nodes)
+    solid.add_edges_from((e.source, e.target) for e in drawing.edges if e.style == "solid")
+    if not nx.is_directed_acyclic_graph(solid):
+        order = {node.name: i for i, node in enumerate(drawing.nodes)}
+        solid.remove_edges_from([(a, b) for a, b in solid.edges if order[a] >= order[b]])
+    generations = list(nx.topological_generations(solid))
+    layer = {name: depth for depth, names in enumerate(generations) for name in names}
     for name in reversed(list(layer)):
-        if len(forward[name]) > parents[name]:
-            layer[name] = min(layer[child] for child in forward[name]) - 1
+        if solid.out_degree(name) > solid.in_degree(name):
+            layer[name] = min(layer[child] for child in solid.successors(name)) - 1
     used = {value: rank for rank, value in enumerate(sorted(set(layer.values())))}
     return {name: used[value] for name, value in layer.items()}
 
@@ -334,29 +336,44 @@ class _Grid:
         self.boxes, self.groups = boxes, groups
         spans = [[layer[m] for m in box.members] for box in boxes]
         self.reach = [(min(span), max(span)) for span in spans]
-        by_size = sorted(range(len(groups)), key=lambda g: (-len(frozenset().union(*groups[g].atoms)), g))
+        hull = [sum(map(len, group.atoms)) for group in groups]
         self.path: list[tuple[tuple[int, int], ...]] = [
-            tuple((g, a) for g in by_size for a, atom in enumerate(groups[g].atoms) if name in atom)
+            tuple(
+                (g, a)
+                for g in sorted(range(len(groups)), key=lambda g: -hull[g])
+                for a, atom in enumerate(groups[g].atoms)
+                if name in atom
+            )
             for name in self.names
         ]
+        self.around = {
+            (g, a): [b for b in group.boxes if atom <= set(boxes[b].members)]
+            for g, group in enumerate(groups)
+            for a, atom in enumerate(group.atoms)
+        }
         self.links: list[tuple[int, int, float]] = []  # neighbours and how straight between them
-        self.flat: list[tuple[int, int]] = []
+        self.flat: list[tuple[int, int]] = []  # edges that only pull sideways
         self.chains: dict[int, list[int]] = {}
-        self.loops: dict[int, float] = {}
-        for number, edge in enumerate(drawing.edges):
+        self.room: dict[int, float] = {}  # room on the right
+        spare = MAX_STAND_INS
+        pairs = Counter(frozenset((edge.source, edge.target)) for edge in drawing.edges)
+        length = [abs(layer[edge.source] - layer[edge.target]) for edge in drawing.edges]
+        for number in sorted(range(len(length)), key=length.__getitem__):
+            edge = drawing.edges[number]
             a, b = index[edge.source], index[edge.target]
+            spare -= max(length[number] - 1, 0)
+            if edge.style == "dashed" and pairs[frozenset((edge.source, edge.target))] > 1:
+                self.room[a] = max(self.room.get(a, 0.0), 24.0)  # it bends beside the other edge
             if a == b:
-                extent = 28.0 + (text_width(edge.label, SMALL) + 4.0 if edge.label else 0.0)
-                self.loops[a] = max(self.loops.get(a, 0.0), extent)
-            elif self.row[a] == self.row[b]:
+                self.room[a] = max(self.room.get(a, 0.0), _loop_room(edge))
+            elif length[number] == 0 or spare < 0:
                 self.flat.append((a, b))
             else:
                 self._link(number, a, b, 1.0 if edge.style == "solid" else 0.3)
-        self.inside = [
-            {b for g, a in path for b in groups[g].boxes if groups[g].atoms[a] <= set(boxes[b].members)}
-            for path in self.path
-        ]
-        self.rows = [[i for i, r in enumerate(self.row) if r == k] for k in range(max(self.row, default=-1) + 1)]
+        self.inside = [{b for step in path for b in self.around[step]} for path in self.path]
+        self.rows: list[list[int]] = [[] for _ in range(max(self.row, default=-1) + 1)]
+        for i, row in enumerate(self.row):
+            self.rows[row].append(i)
 
     def _link(self, number: int, a: int, b: int, weight: float) -> None:
         step = 1 if self.row[b] > self.row[a] else -1
@@ -373,14 +390,12 @@ class _Grid:
             self.links.append((upper, lower, weight * (8.0, 2.0, 1.0)[ends]))
 
     def _within(self, i: int, row: int) -> tuple[tuple[int, int], ...]:
-        """The boxes around node i, outermost first, as far as they reach to this row."""
-        kept: list[tuple[int, int]] = []
-        for g, a in self.path[i]:
-            around = [b for b in self.groups[g].boxes if self.groups[g].atoms[a] <= set(self.boxes[b].members)]
-            if not all(self.reach[b][0] <= row <= self.reach[b][1] for b in around):
-                break
-            kept.append((g, a))
-        return tuple(kept)
+        """The path of node i as far as the boxes along it reach to this row."""
+
+        def reaches(step: tuple[int, int]) -> bool:
+            return all(self.reach[b][0] <= row <= self.reach[b][1] for b in self.around[step])
+
+        return tuple(takewhile(reaches, self.path[i]))
 
 
 def _untangle(grid: _Grid, sweeps: int = 16) -> list[int]:
@@ -438,6 +453,49 @@ def _untangle(grid: _Grid, sweeps: int = 16) -> list[int]:
     return best
 
 
+def _moves(grid: _Grid, order: list[int]) -> Iterator[list[int]]:
+    """Orders in which a node or a whole box has been moved left past its neighbour."""
+    for depth in range(max(map(len, grid.path), default=0) + 1):
+
+        def unit(i: int, depth: int = depth) -> tuple[object, int, bool]:
+            path = grid.path[i]
+            single = len(path) <= depth
+            return (path[:depth], i if single else path[depth][0], single)
+
+        runs = [(key, list(run)) for key, run in groupby(order, key=unit)]
+        rows = [{grid.row[i] for i in run} for _, run in runs]
+        for b, ((scope, _, _), run) in enumerate(runs):
+            if len(grid.path[run[0]]) < depth:
+                continue
+            beside = (
+                a for a in range(b - 1, -1, -1) if runs[a][0][0] == scope and rows[a] & rows[b]
+            )
+            if (a := next(beside, None)) is not None:
+                moved = [*runs[:a], runs[b], *runs[a:b], *runs[b + 1 :]]
+                yield [i for _, members in moved for i in members]
+
+
+def _polish(
+    grid: _Grid, order: list[int], size: dict[str, tuple[float, float]]
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Small drawings: go on as long as a single move gives fewer crossings or shorter edges."""
+    x, sides, energy = _columns(grid, order, size)
+    crossings = _crossings(grid, order)[0]
+    better = len(order) <= SMALL_DRAWING
+    while better:
+        better = False
+        for other in _moves(grid, order):
+            count = _crossings(grid, other)[0]
+            if count > crossings:
+                continue
+            x_other, sides_other, energy_other = _columns(grid, other, size)
+            if count < crossings or energy_other < 0.99 * energy:
+                x, sides, energy, crossings = x_other, sides_other, energy_other, count
+                order, better = other, True
+                break
+    return x, sides
+
+
 def _crossings(grid: _Grid, order: list[int]) -> tuple[int, float]:
     """How many edges cross, then how far they lean."""
     place = [0.0] * len(order)
@@ -460,16 +518,17 @@ def _crossings(grid: _Grid, order: list[int]) -> tuple[int, float]:
 
 def _columns(
     grid: _Grid, order: list[int], size: dict[str, tuple[float, float]]
-) -> tuple[list[float], list[tuple[float, float]]]:
-    """Where everything stands from left to right, and the sides of the boxes.
+) -> tuple[list[float], list[tuple[float, float]], float]:
+    """Where everything stands from left to right, the sides of the boxes, and what the edges cost.
 
-    Minimises Σ w (x_i − x_j)² over linked pairs, subject to x_j − x_i ≥ s for neighbours and box sides.
+    Minimises Σ w (x_i − x_j)² over linked pairs, with x_j − x_i ≥ s for neighbours and box sides.
     """
     count, boxes = len(order), range(len(grid.boxes))
     turn = {i: k for k, i in enumerate(order)}
     half = [size[name][0] / 2 for name in grid.names] + [1.0] * (count - len(grid.names))
-    right = [half[i] + grid.loops.get(i, 0.0) for i in range(count)]
+    right = [half[i] + grid.room.get(i, 0.0) for i in range(count)]
     low, high = [count + 2 * b for b in boxes], [count + 2 * b + 1 for b in boxes]
+    wide = [text_width(box.name, CAPTION) + 16.0 for box in grid.boxes]
     filled: list[list[int]] = [[] for _ in boxes]
     for i in order:
         for b in grid.inside[i]:
@@ -479,11 +538,14 @@ def _columns(
     for row in rows:
         apart += [(i, j, right[i] + half[j] + GAP_X) for i, j in pairwise(row)]
     for b in boxes:
-        wide = text_width(grid.boxes[b].name, CAPTION) + 16.0
-        apart.append((low[b], high[b], wide))
+        apart.append((low[b], high[b], wide[b]))
+        first, last = turn[filled[b][0]], turn[filled[b][-1]]
+        # Edges that leave through the bottom pass the caption on its left.
+        floor = [(u, v) for u, v, _ in grid.links if grid.row[u] == grid.reach[b][1]]
+        leaving = [u for u, v in floor if b in grid.inside[u] and turn[v] <= last]
+        apart += [(u, high[b], wide[b]) for u in leaving]
         apart += [(low[b], i, half[i] + PAD) for i in filled[b]]
         apart += [(i, high[b], right[i] + PAD) for i in filled[b]]
-        first, last = turn[filled[b][0]], turn[filled[b][-1]]
         for row in rows[grid.reach[b][0] : grid.reach[b][1] + 1]:
             outside = [i for i in row if b not in grid.inside[i]]
             apart += [(i, low[b], right[i] + PAD) for i in outside if turn[i] < first]
@@ -496,40 +558,41 @@ def _columns(
                 apart.append((high[one], low[two], PAD))
             continue
         # The box that starts first, or is larger, has its side further out.
-        outer, inner = (a, b) if (ends[a][0], -ends[a][2], a) < (ends[b][0], -ends[b][2], b) else (b, a)
+        outer, inner = (
+            (a, b) if (ends[a][0], -ends[a][2], a) < (ends[b][0], -ends[b][2], b) else (b, a)
+        )
         apart.append((low[outer], low[inner], PAD))
-        outer, inner = (a, b) if (-ends[a][1], -ends[a][2], a) < (-ends[b][1], -ends[b][2], b) else (b, a)
-        apart.append((high[inner], high[outer], PAD))
+        outer, inner = (
+            (a, b) if (-ends[a][1], -ends[a][2], a) < (-ends[b][1], -ends[b][2], b) else (b, a)
+        )
+        # A crossing box has its caption to itself, right of the other's border.
+        crossing = _cross(set(grid.boxes[a].members), set(grid.boxes[b].members))
+        apart.append((high[inner], high[outer], wide[outer] if crossing else PAD))
     pulls = [*grid.links, *((i, j, 0.1) for i, j in grid.flat)]
     pulls += [(i, j, 0.02) for row in rows for i, j in pairwise(row)]
     pulls += [(low[b], high[b], 0.02) for b in boxes]
 
-    def stage(v: int) -> tuple[int, int, int, int]:
-        if v < count:
-            return (turn[v], 1, 0, v)
-        start, stop, number = ends[(v - count) // 2]
-        return (start, 0, -number, v) if (v - count) % 2 == 0 else (stop, 2, number, v)
-
-    sequence = sorted(range(count + 2 * len(boxes)), key=stage)
-    x = _separate(sequence, pulls, apart)
-    return x[:count], [(x[low[b]], x[high[b]]) for b in boxes]
+    x = _separate(count + 2 * len(boxes), pulls, apart)
+    energy = sum(weight * (x[i] - x[j]) ** 2 for i, j, weight in pulls)
+    return x[:count], [(x[low[b]], x[high[b]]) for b in boxes], energy
 
 
 def _separate(
-    sequence: list[int], pulls: list[tuple[int, int, float]], apart: list[tuple[int, int, float]]
+    size: int, pulls: list[tuple[int, int, float]], apart: list[tuple[int, int, float]]
 ) -> list[float]:
-    """The quadratic program, by ADMM (as in OSQP), then pushed apart so that constraints hold exactly."""
-    after: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    """The quadratic program, by ADMM (as in OSQP); then a push until all constraints hold."""
+    order: nx.DiGraph[int] = nx.DiGraph()
     for i, j, distance in apart:
-        after[i].append((j, distance))
+        known = order.get_edge_data(i, j, {"distance": 0.0})["distance"]
+        order.add_edge(i, j, distance=max(distance, known))
+    sequence = list(nx.topological_sort(order))
 
-    def push(x: np.ndarray) -> np.ndarray:
+    def push(x: Points) -> Points:
         for i in sequence:
-            for j, distance in after[i]:
-                x[j] = max(x[j], x[i] + distance)
+            for j, rule in order[i].items():
+                x[j] = max(x[j], x[i] + rule["distance"])
         return x
 
-    size = len(sequence)
     x = push(np.zeros(size))
     if not apart:
         return [float(value) for value in x]
@@ -547,8 +610,10 @@ def _separate(
     solve = splu(sparse.csc_matrix(stiff + sigma * sparse.eye(size) + rho * rules.T @ rules)).solve
     z, dual = rules @ x, np.zeros(len(apart))
     for _ in range(300):
-        x = solve(sigma * x + rules.T @ (rho * z - dual))
+        last, x = x, solve(sigma * x + rules.T @ (rho * z - dual))
         reached = rules @ x
+        if np.abs(x - last).max() < 0.02 and (bounds - reached).max() < 0.02:
+            break
         z = np.maximum(reached + dual / rho, bounds)
         dual += rho * (reached - z)
     return [float(value) for value in push(x)]
@@ -563,7 +628,9 @@ def _rows(
     done: list[int] = []
     for b in sorted(range(len(sets)), key=lambda b: (len(sets[b]), -b)):
         touching = [c for c in done if sets[b] & sets[c]]
-        over[b] = PAD + max((over[c] for c in touching if grid.reach[c][0] == grid.reach[b][0]), default=0.0)
+        over[b] = PAD + max(
+            (over[c] for c in touching if grid.reach[c][0] == grid.reach[b][0]), default=0.0
+        )
         below = [under[c] for c in touching if grid.reach[c][1] == grid.reach[b][1]]
         under[b] = max(below, default=4.0) + CAPTION_HEIGHT
         done.append(b)
@@ -573,7 +640,10 @@ def _rows(
         head[first], foot[last] = max(head[first], over[b]), max(foot[last], under[b])
     for upper, lower, _ in grid.links:
         lean[grid.row[lower]] = max(lean[grid.row[lower]], abs(x[upper] - x[lower]))
-    tall = [max((size[grid.names[i]][1] for i in row if i < len(grid.names)), default=0.0) for row in grid.rows]
+    tall = [
+        max((size[grid.names[i]][1] for i in row if i < len(grid.names)), default=0.0)
+        for row in grid.rows
+    ]
     middle: list[float] = []
     y = 0.0
     for k in range(count):
@@ -591,16 +661,25 @@ def _routes(
 ) -> list[Route]:
     """Every edge straight if nothing is in its way, else the first curve that goes round."""
     index = {name: i for i, name in enumerate(places)}
-    where = np.array([place[:4] for place in places.values()]).reshape(-1, 4)
+    circles = [place[:4] for place in places.values()]
+    for edge in drawing.edges:
+        if edge.source == edge.target:
+            place, room = places[edge.source], _loop_room(edge)
+            circles.append((place.x + (place.width + room) / 2, place.y, room, 20.0))
+    where = np.array(circles).reshape(-1, 4)
     axis = float(where[:, 0].mean()) if places else 0.0
     drawn: Counter[frozenset[str]] = Counter()
 
     def hits(curve: Sequence[Point], edge: Edge) -> int:
-        points = np.array([_at(curve, t) for t in np.linspace(0, (len(curve) - 1) // 3, 40)])
-        off = np.abs(points[:, None] - where[None, :, :2]) / (where[None, :, 2:] / 2 + 4.0)
-        touched = (np.hypot(off[..., 0], off[..., 1]) < 1).any(axis=0)
-        touched[[index[edge.source], index[edge.target]]] = False
-        return int(touched.sum())
+        points = _sample(curve)
+        reach = where[:, 2:] / 2 + 4.0
+        close = (where[:, :2] + reach > points.min(axis=0)) & (
+            where[:, :2] - reach < points.max(axis=0)
+        )
+        close[[index[edge.source], index[edge.target]]] = False
+        beside = close.all(axis=1)
+        off = np.abs(points[:, None] - where[None, beside, :2]) / reach[beside]
+        return int((np.hypot(off[..., 0], off[..., 1]) < 1).any(axis=0).sum())
 
     result = []
     for number, edge in enumerate(drawing.edges):
@@ -609,13 +688,15 @@ def _routes(
         if edge.source == edge.target:
             out, up = source.x + source.width / 2 + 32.0, source.height
             result.append(
-                _clip(edge, (start, (out, start[1] - up), (out, start[1] + up), stop), source, target)
+                _clip(
+                    edge, (start, (out, start[1] - up), (out, start[1] + up), stop), source, target
+                )
             )
             continue
         # A second edge between two nodes bends outward, a third inward, and so on.
         pair = frozenset((edge.source, edge.target))
         down = stop[1] > start[1] or (stop[1] == start[1] and stop[0] < start[0])
-        outward = (-1 if down else 1) * (1 if start[0] + stop[0] >= 2 * axis - 1e-6 else -1)
+        outward = (-1 if down else 1) * (1 if start[0] + stop[0] >= 2 * axis - 2.0 else -1)
         turn, drawn[pair] = drawn[pair], drawn[pair] + 1
         bend = 22.0 * ((turn + 1) // 2) * (1 if turn % 2 else -1) * outward
         choices = [_bow(start, stop, bend)]
@@ -641,13 +722,13 @@ def caption_place(frame: Frame) -> Place:
     """Where the caption of a box stands."""
     width = text_width(frame.box.name, CAPTION)
     x = frame.left + 7.0 + width / 2 if frame.caption == "left" else frame.right - 7.0 - width / 2
-    return Place(x, frame.bottom - 8.5, max(width, 1.0), CAPTION, square=True)
+    return Place(x, frame.bottom - 8.0, max(width, 1.0), CAPTION, square=True)
 
 
 def _bow(start: Point, stop: Point, aside: float) -> tuple[Point, ...]:
     """A straight line, or one bent to its side."""
     dx, dy = stop[0] - start[0], stop[1] - start[1]
-    length = float(np.hypot(dx, dy)) or 1.0
+    length = hypot(dx, dy) or 1.0
     nx, ny = -dy / length * aside * 4 / 3, dx / length * aside * 4 / 3
     return (
         start,
@@ -680,19 +761,33 @@ def _at(curve: Sequence[Point], t: float) -> Point:
     return _blossom(curve, k, (t - k, t - k, t - k))
 
 
+def _sample(curve: Sequence[Point], count: int = 40) -> Points:
+    pieces = (len(curve) - 1) // 3
+    t = np.linspace(0, pieces, count)
+    k = np.minimum(t.astype(int), pieces - 1)
+    u, p = (t - k)[:, None], np.array(curve)
+    a, b, c, d = (p[3 * k + j] for j in range(4))
+    points: Points = (1 - u) ** 3 * a + 3 * (1 - u) ** 2 * u * b + 3 * (1 - u) * u**2 * c + u**3 * d
+    return points
+
+
 def _part(curve: Sequence[Point], start: float, stop: float) -> tuple[Point, ...]:
     """The curve between two of its parameters."""
     first, last = int(start), min(int(np.ceil(stop)), (len(curve) - 1) // 3) - 1
     points: list[Point] = [_at(curve, start)]
     for k in range(first, max(first, last) + 1):
         a, b = max(start - k, 0.0), min(stop - k, 1.0)
-        points += [_blossom(curve, k, (a, a, b)), _blossom(curve, k, (a, b, b)), _blossom(curve, k, (b, b, b))]
+        points += [
+            _blossom(curve, k, (a, a, b)),
+            _blossom(curve, k, (a, b, b)),
+            _blossom(curve, k, (b, b, b)),
+        ]
     return tuple(points)
 
 
 def _root(outside: Callable[[float], bool], low: float, high: float) -> float:
     """Where `outside` turns true between low (false) and high (true)."""
-    for _ in range(40):
+    for _ in range(24):
         middle = (low + high) / 2
         low, high = (low, middle) if outside(middle) else (middle, high)
     return high
@@ -701,16 +796,15 @@ def _root(outside: Callable[[float], bool], low: float, high: float) -> float:
 def _clip(edge: Edge, curve: tuple[Point, ...], source: Place, target: Place) -> Route:
     """From centre to centre becomes from border to border, with room for the arrowhead."""
     end = float((len(curve) - 1) // 3)
-    steps = [float(t) for t in np.linspace(0, end, 60)]
-    away = next((t for t in steps if source.gauge(_at(curve, t)) >= 1), end / 2)
-    near = next((t for t in reversed(steps) if target.gauge(_at(curve, t)) >= 1), end / 2)
-    start = _root(lambda t: source.gauge(_at(curve, t)) >= 1, 0.0, away)
-    stop = _root(lambda t: target.gauge(_at(curve, t)) >= 1, end, near)
+    steps, points = np.linspace(0, end, 60), _sample(curve, 60)
+    away = steps[np.argmax(source.gauge(points) >= 1)]
+    near = steps[::-1][np.argmax(target.gauge(points[::-1]) >= 1)]
+    start = _root(lambda t: bool(source.gauge(_at(curve, t)) >= 1), 0.0, float(away))
+    stop = _root(lambda t: bool(target.gauge(_at(curve, t)) >= 1), end, float(near))
     tip = _at(curve, stop)
 
     def clear(t: float) -> bool:
-        point = _at(curve, t)
-        return float(np.hypot(point[0] - tip[0], point[1] - tip[1])) >= HEAD
+        return dist(_at(curve, t), tip) >= HEAD
 
     base = _root(clear, stop, start) if clear(start) else start
     if edge.source == edge.target:
@@ -722,32 +816,36 @@ def _clip(edge: Edge, curve: tuple[Point, ...], source: Place, target: Place) ->
     return Route(edge, _part(curve, start, base), tip, label)
 
 
-def _corner(frame: Frame, frames: list[Frame], routes: list[Route]) -> Literal["left", "right"]:
+def _corner(frame: Frame, frames: list[Frame], lines: Points) -> Literal["left", "right"]:
     """The right, unless an edge or the corner of a crossing box is there and not on the left."""
 
     def taken(side: Literal["left", "right"]) -> bool:
         spot = caption_place(frame._replace(caption=side))
         ends = [(o.left, o.right) for o in frames if o is not frame and o.top < spot.y < o.bottom]
-        if any(abs(x - spot.x) < spot.width / 2 + 2.0 for pair in ends for x in pair):
-            return True
-        spots = (_at(r.path, t) for r in routes for t in np.linspace(0, (len(r.path) - 1) // 3, 40))
-        return any(spot.gauge(point) < 1 for point in spots)
+        crossed = any(abs(x - spot.x) < spot.width / 2 + 2.0 for pair in ends for x in pair)
+        return crossed or bool((spot.gauge(lines) < 1).any())
 
     return "left" if taken("right") and not taken("left") else "right"
 
 
 def fit(places: dict[str, Place], routes: list[Route], frames: list[Frame]) -> Layout:
     """Move everything into the page and round, so that the same drawing gives the same bytes."""
-    corners = [(p.x + s * p.width / 2, p.y + s * p.height / 2) for p in places.values() for s in (-1, 1)]
-    corners += [p for frame in frames for p in ((frame.left, frame.top), (frame.right, frame.bottom))]
-    corners += [p for r in routes for t in np.linspace(0, (len(r.path) - 1) // 3, 9) for p in [_at(r.path, t)]]
+    corners = [
+        (p.x + s * p.width / 2, p.y + s * p.height / 2) for p in places.values() for s in (-1, 1)
+    ]
+    corners += [
+        p for frame in frames for p in ((frame.left, frame.top), (frame.right, frame.bottom))
+    ]
+    lines = np.vstack([np.empty((0, 2)), *(_sample(route.path) for route in routes)])
     for r in routes:
         wide = text_width(r.edge.label, SMALL) / 2
-        corners += [(r.label[0] - wide, r.label[1]), (r.label[0] + wide, r.label[1])] if wide else []
-    spots = np.array(corners or [(0.0, 0.0)])
+        corners += (
+            [(r.label[0] - wide, r.label[1]), (r.label[0] + wide, r.label[1])] if wide else []
+        )
+    spots = np.vstack([np.array(corners or [(0.0, 0.0)]), lines])
     (left, top), (right, bottom) = spots.min(axis=0) - MARGIN, spots.max(axis=0) + MARGIN
 
-    frames = [frame._replace(caption=_corner(frame, frames, routes)) for frame in frames]
+    frames = [frame._replace(caption=_corner(frame, frames, lines)) for frame in frames]
 
     def move(point: Point) -> Point:
         return (round(float(point[0] - left), 2), round(float(point[1] - top), 2))
@@ -755,10 +853,10 @@ def fit(places: dict[str, Place], routes: list[Route], frames: list[Frame]) -> L
     return Layout(
         round(float(right - left), 2),
         round(float(bottom - top), 2),
-        {name: Place(*move((p.x, p.y)), *p[2:]) for name, p in places.items()},
+        {name: Place(*move((p.x, p.y)), p.width, p.height, p.square) for name, p in places.items()},
         tuple(Route(r.edge, tuple(map(move, r.path)), move(r.tip), move(r.label)) for r in routes),
         tuple(
-            Frame(f.box, *move((f.left, f.top)), *move((f.right, f.bottom)), f.caption) for f in frames
+            Frame(f.box, *move((f.left, f.top)), *move((f.right, f.bottom)), f.caption)
+            for f in frames
         ),
     )
-

@@ -21,8 +21,19 @@ from numpy.typing import NDArray
 
 INF = math.inf
 
-# An axis of an array, by number, or the step of an enclosing scan, by a token.
-AxisKey: TypeAlias = Hashable
+
+class Step:
+    """The axis of one scan while its body is being read: a token, equal only to itself."""
+
+
+# An axis of an array, by number, or the step of an enclosing scan.
+AxisKey: TypeAlias = int | Step
+
+
+def array_axis(axis: AxisKey | None) -> int:
+    """The number of an axis that must be one of an array's."""
+    assert isinstance(axis, int)
+    return axis
 
 
 class Window(NamedTuple):
@@ -32,12 +43,17 @@ class Window(NamedTuple):
     lo: float
     hi: float
 
+    @property
+    def along(self) -> int:
+        """The axis of an array, where there must be one."""
+        return array_axis(self.axis)
+
 
 class Table(NamedTuple):
     """The source index for each position along an axis; −1 where there is none."""
 
     axis: AxisKey
-    index: bytes  # int64; bytes, so that relations compare and hash
+    raw: bytes  # int64; bytes, so that relations compare and hash
 
     @staticmethod
     def of(axis: AxisKey, index: NDArray[np.integer]) -> "Table":
@@ -45,9 +61,14 @@ class Table(NamedTuple):
         return Table(axis, np.ascontiguousarray(index, np.int64).tobytes())
 
     @property
+    def along(self) -> int:
+        """The axis of an array, where there must be one."""
+        return array_axis(self.axis)
+
+    @property
     def indices(self) -> NDArray[np.int64]:
         """The table as an array."""
-        return np.frombuffer(self.index, np.int64)
+        return np.frombuffer(self.raw, np.int64)
 
 
 Link: TypeAlias = Window | Table
@@ -71,13 +92,13 @@ Relations: TypeAlias = frozenset[Relation]
 class Take(NamedTuple):
     """Where an axis of a result comes from: position i of the result is i + shift of the operand.
 
-    With `index`, it is index[i] instead (−1: nowhere).
+    With `picked`, it is picked[i] instead (−1: nowhere).
     """
 
     axis: AxisKey
     size: int
     shift: int = 0
-    index: NDArray[np.int64] | None = None
+    picked: NDArray[np.int64] | None = None
 
 
 def identity(ndim: int) -> Relations:
@@ -116,33 +137,34 @@ def _move(
                 return None
             if kept != (0, taken[axis].size):
                 present.append((taken[axis].axis, *kept))
-    links = tuple(
-        link
-        if link.axis not in sizes
-        else _follow(link, taken[link.axis])
-        if link.axis in taken
-        else _forget(link, *ranges[link.axis])
-        for link in relation.links
-    )
+
+    def moved(link: Link) -> Link:
+        if link.axis is None or link.axis not in sizes:
+            return link
+        if link.axis in taken:
+            return _follow(link, taken[link.axis])
+        return _forget(link, *ranges[link.axis])
+
+    links = tuple(map(moved, relation.links))
     return Relation(links, tuple(sorted(present, key=repr)))
 
 
 def _move_range(start: int, stop: int, take: Take) -> tuple[int, int] | None:
-    if take.index is None:
+    if take.picked is None:
         start, stop = max(start - take.shift, 0), min(stop - take.shift, take.size)
         return (start, stop) if start < stop else None
-    hits = np.flatnonzero((take.index >= start) & (take.index < stop))
+    hits = np.flatnonzero((take.picked >= start) & (take.picked < stop))
     return (int(hits[0]), int(hits[-1]) + 1) if hits.size else None
 
 
 def _follow(link: Link, take: Take) -> Link:
     """The link after its axis has been taken to another place."""
-    if take.index is None:
+    if take.picked is None:
         if isinstance(link, Window):
             return Window(take.axis, link.lo + take.shift, link.hi + take.shift)
         positions = np.arange(take.size) + take.shift
     else:
-        positions = take.index
+        positions = take.picked
         if isinstance(link, Window):
             if link.lo != link.hi:
                 return _forget(link, int(positions.min(initial=0)), int(positions.max()) + 1)
@@ -181,10 +203,7 @@ def widen(relations: Relations, axis: AxisKey, size: int, *, backward: bool) -> 
         return (key, 0, stop) if backward else (key, start, size)
 
     return union(
-        {
-            Relation(tuple(map(wider, r.links)), tuple(map(longer, r.present)))
-            for r in relations
-        }
+        {Relation(tuple(map(wider, r.links)), tuple(map(longer, r.present))) for r in relations}
     )
 
 
@@ -299,9 +318,7 @@ class Dependence:
             )
         return Dependence(merged)
 
-    def move(
-        self, sizes: Mapping[AxisKey, int], taken: Mapping[AxisKey, Take]
-    ) -> "Dependence":
+    def move(self, sizes: Mapping[AxisKey, int], taken: Mapping[AxisKey, Take]) -> "Dependence":
         """See `move`."""
         moved = {s: move(relations, sizes, taken) for s, relations in self.sources.items()}
         return Dependence({source: relations for source, relations in moved.items() if relations})
@@ -309,4 +326,3 @@ class Dependence:
     def map(self, fn: Callable[[Relations], Relations]) -> "Dependence":
         """Apply a function of relations to those of every source."""
         return Dependence({source: fn(relations) for source, relations in self.sources.items()})
-

@@ -1,8 +1,8 @@
 """A drawing goes in; a picture comes out, as SVG, PNG or DOT text.
 
 Drawn as in figures 2 to 4 of the paper: latent variables are white circles, observed ones grey,
-factors squares, plates boxes. There is one layout and a writer for each format over it; where the
-`dot` binary is at hand and no boxes cross, the places are its own, else those of `layout.py`.
+factors squares, plates boxes. There is one layout, that of `layout.py` (for larger drawings that of
+the `dot` binary, where there is one), and a writer for each format over it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import json
 import shutil
 import subprocess
 import warnings
+from collections.abc import Callable
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
-from matplotlib import font_manager, patches
+from matplotlib import patches
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path as Curve
+from matplotlib.patheffects import withStroke
+from matplotlib.textpath import text_to_path
 
 from retrodict.layout import (
     CAPTION,
@@ -39,6 +45,7 @@ from retrodict.layout import (
     fit,
     layered,
     nested,
+    printable,
     sizes,
     span_size,
     typeset,
@@ -49,13 +56,15 @@ __all__ = ["Box", "Drawing", "Edge", "Node", "Picture"]
 INK, RULE = "#000000", "#555555"
 FILL = {"latent": "#ffffff", "observed": "#d4d4d4", "factor": "#ffffff", "deterministic": "#ffffff"}
 RING = 3.0  # between the two outlines of a deterministic node
-DASH = (4.0, 3.0)
+DASH, ROUND, HALO = (4.0, 3.0), 7.0, 4.0
+RAISE = 4.5  # scripts above and below the line
 FONTS = "'STIX Two Text', 'STIXGeneral', 'Times New Roman', Times, serif"
 DOT_SECONDS = 5.0
+DOT_NODES = range(20, 151)  # fewer: ours are tidier; more: dot may take minutes
 
 
 class Picture:
-    """A drawing on a page: shows itself in a notebook, or `save("x.svg")`, also `.png` and `.dot`."""
+    """A drawing on a page: shows in a notebook; `save("x.svg")`, also `.png` and `.dot`."""
 
     def __init__(self, drawing: Drawing) -> None:
         self.drawing = drawing
@@ -63,11 +72,13 @@ class Picture:
     @cached_property
     def layout(self) -> Layout:
         """Where everything stands."""
-        return from_dot(self.drawing) or layered(self.drawing)
+        found = from_dot(self.drawing) if _suits_dot(self.drawing) else None
+        return found or layered(self.drawing)
 
     def save(self, path: str | Path) -> Path:
         """Write the picture in the format that the suffix names; gives the path back."""
         path = Path(path)
+        writers: dict[str, Callable[[], str | bytes]]
         writers = {".svg": self.to_svg, ".png": self.to_png, ".dot": self.to_dot}
         write = writers.get(path.suffix.lower())
         if write is None:
@@ -98,11 +109,16 @@ class Picture:
         return f"Picture({len(self.drawing.nodes)} nodes, {len(self.drawing.edges)} edges)"
 
 
+def _suits_dot(drawing: Drawing) -> bool:
+    """Whether `dot` would be better: it has no crossing boxes, and knots edges that go back up."""
+    back = any(edge.style == "dashed" and edge.source != edge.target for edge in drawing.edges)
+    return len(drawing.nodes) in DOT_NODES and nested(drawing.boxes) and not back
+
+
 def from_dot(drawing: Drawing) -> Layout | None:
     """The layout that `dot` finds; None without it, if it fails, or if boxes cross."""
     program = shutil.which("dot")
-    boxes = [box for box in drawing.boxes if box.members]
-    if program is None or not drawing.nodes or not nested(boxes):
+    if program is None:
         return None
     try:
         run = subprocess.run(
@@ -144,6 +160,7 @@ def _read_dot(drawing: Drawing, found: dict[str, list[dict[str, str]]]) -> Layou
 
 
 def _quote(text: str) -> str:
+    text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -180,47 +197,30 @@ def _dot(drawing: Drawing) -> str:
         )
     lines += _clusters([(i, box) for i, box in enumerate(drawing.boxes) if box.members])
     for i, edge in enumerate(drawing.edges):
-        more = ", style=dashed, constraint=false" if edge.style == "dashed" else ""
+        more = ", style=dashed, constraint=false, weight=0" if edge.style == "dashed" else ""
         # A no-break space keeps the label off the line.
-        more += f", label={_html((Span(chr(0xA0) + edge.label),))}" if edge.label else ""
+        more += f", label={_html((Span(chr(0xA0) + printable(edge.label)),))}" if edge.label else ""
         lines.append(f"  {_quote(edge.source)} -> {_quote(edge.target)} [id=e{i}{more}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _clusters(boxes: list[tuple[int, Box]]) -> list[str]:
+def _clusters(boxes: list[tuple[int, Box]], indent: str = "  ") -> list[str]:
     """Nested clusters. DOT has no crossing ones: of two such boxes, the smaller is left out."""
-    kept: list[tuple[int, Box]] = []
-    for i, box in sorted(boxes, key=lambda item: -len(set(item[1].members))):
-        if nested([box, *(other for _, other in kept)]):
-            kept.append((i, box))
-    lines: list[str] = []
-    around: list[tuple[int, set[str]]] = []
-
-    def close(members: set[str]) -> None:
-        while around and not members <= around[-1][1]:
-            around.pop()
-            lines.append("  " * (len(around) + 1) + "}")
-
-    # Depth first over the nesting: a box opens inside the last open one that holds it.
-    def depth_first(items: list[tuple[int, Box]]) -> list[tuple[int, Box]]:
-        chains = {
-            i: [j for j, other in kept if set(box.members) <= set(other.members)] for i, box in items
-        }
-        rank = {i: k for k, (i, _) in enumerate(items)}
-        return sorted(items, key=lambda item: [rank[j] for j in chains[item[0]]])
-
-    for i, box in depth_first(kept):
-        members = set(box.members)
-        close(members)
-        indent = "  " * (len(around) + 1)
-        label = _html((Span(box.name),))
-        lines.append(f"{indent}subgraph cluster_{i} {{")
-        lines.append(f"{indent}  graph [label={label}, labelloc=b, labeljust=r, style=rounded, margin=10];")
-        lines.append(f"{indent}  {' '.join(_quote(name) + ';' for name in box.members)}")
-        around.append((i, members))
-    while around:
-        around.pop()
-        lines.append("  " * (len(around) + 1) + "}")
+    lines = []
+    boxes = sorted(boxes, key=lambda item: -len(set(item[1].members)))
+    while boxes:
+        (i, box), *boxes = boxes
+        boxes = [item for item in boxes if nested([box, item[1]])]
+        inner = [item for item in boxes if set(item[1].members) <= set(box.members)]
+        boxes = [item for item in boxes if item not in inner]
+        label = _html((Span(printable(box.name)),))
+        lines += [
+            f"{indent}subgraph cluster_{i} {{",
+            f"{indent}  graph [label={label}, labelloc=b, labeljust=r, style=rounded, margin=10];",
+            f"{indent}  {' '.join(_quote(name) + ';' for name in box.members)}",
+            *_clusters(inner, indent + "  "),
+            f"{indent}}}",
+        ]
     return lines
 
 
@@ -231,8 +231,44 @@ def _head(route: Route) -> tuple[Point, Point, Point]:
     return (x, y), (a - dy, b + dx), (a + dy, b - dx)
 
 
+class _Text(NamedTuple):
+    """A line of text on its baseline; a halo keeps it readable where lines pass behind it."""
+
+    x: float
+    y: float
+    spans: tuple[Span, ...]
+    size: float
+    anchor: Literal["start", "middle", "end"] = "middle"
+    halo: bool = False
+
+
+def _texts(drawing: Drawing, page: Layout) -> tuple[list[_Text], dict[str, _Text]]:
+    """Captions of boxes and edges, which lie over the lines; and the labels of the nodes."""
+    over = []
+    for frame in page.frames:
+        spot, left = caption_place(frame), frame.caption == "left"
+        edge = spot.x - spot.width / 2 if left else spot.x + spot.width / 2
+        words = (Span(printable(frame.box.name)),)
+        over.append(
+            _Text(edge, spot.y + 4.0, words, CAPTION, "start" if left else "end", halo=True)
+        )
+    for route in page.routes:
+        if route.edge.label:
+            x, y = route.label
+            over.append(_Text(x, y + 3.5, (Span(printable(route.edge.label)),), SMALL, halo=True))
+    labels = {}
+    for name, spans in typeset(drawing).items():
+        size = span_size(spans[0], spans)
+        labels[name] = _Text(page.places[name].x, page.places[name].y + 0.32 * size, spans, size)
+    return over, labels
+
+
 def _n(*values: float) -> str:
     return ",".join(f"{round(value, 2):g}" for value in values)
+
+
+def _xml(text: str) -> str:
+    return escape(printable(text), quote=False)
 
 
 def _svg_path(points: tuple[Point, ...]) -> str:
@@ -242,57 +278,55 @@ def _svg_path(points: tuple[Point, ...]) -> str:
     return text
 
 
-def _svg_text(x: float, y: float, spans: tuple[Span, ...], size: float) -> str:
+def _svg_text(text: _Text) -> str:
     parts, level = [], 0
-    for span in spans:
-        shift = _n(0.26 * size * (level - span.level))
-        style = (f' dy="{shift}"' if level != span.level else "") + (
-            f' font-size="{SMALL:g}"' if span.level else ""
-        )
+    for span in text.spans:
+        style = f' dy="{_n(RAISE * (level - span.level))}"' if level != span.level else ""
+        style += f' font-size="{SMALL:g}"' if span.level else ""
         style += ' font-style="italic"' if span.italic else ""
-        text = escape(span.text, quote=False)
-        parts.append(f"<tspan{style}>{text}</tspan>" if style else text)
+        words = escape(span.text, quote=False)
+        parts.append(f"<tspan{style}>{words}</tspan>" if style else words)
         level = span.level
-    return f'<text x="{_n(x)}" y="{_n(y + 0.33 * size)}" font-size="{size:g}">{"".join(parts)}</text>'
+    anchor = f' text-anchor="{text.anchor}"' if text.anchor != "middle" else ""
+    line = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{text.size:g}"{anchor}>'
+    line += "".join(parts) + "</text>"
+    under = f'<text stroke="#ffffff" stroke-width="{HALO:g}" stroke-linejoin="round" {line}'
+    return (under if text.halo else "") + f"<text {line}"
 
 
 def _svg(drawing: Drawing, page: Layout) -> str:
-    labels = typeset(drawing)
+    over, labels = _texts(drawing, page)
     width, height = _n(page.width), _n(page.height)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}" text-anchor="middle">',
         f"<title>Graphical model of {len(drawing.nodes)} nodes</title>",
-        f"<desc>{escape(_describe(drawing), quote=False)}</desc>",
+        f"<desc>{_xml(_describe(drawing))}</desc>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
-    for frame in page.frames:
-        wide, tall = frame.right - frame.left, frame.bottom - frame.top
-        spot = caption_place(frame)
-        text = _svg_text(spot.x, spot.y, (Span(frame.box.name),), CAPTION)
-        out.append(
-            f'<g><title>{escape(frame.box.name, quote=False)}</title><rect x="{_n(frame.left)}" '
-            f'y="{_n(frame.top)}" width="{_n(wide)}" height="{_n(tall)}" rx="7" fill="none" '
-            f'stroke="{RULE}"/>{text}</g>'
-        )
     for route in page.routes:
         edge = route.edge
         dash = f' stroke-dasharray="{_n(*DASH)}"' if edge.style == "dashed" else ""
         head = " ".join(_n(*point) for point in _head(route))
-        text = _svg_text(*route.label, (Span(edge.label),), SMALL) if edge.label else ""
         out.append(
-            f"<g><title>{escape(edge.source, quote=False)} → {escape(edge.target, quote=False)}</title>"
+            f"<g><title>{_xml(edge.source)} → {_xml(edge.target)}</title>"
             f'<path d="{_svg_path(route.path)}" fill="none" stroke="{INK}"{dash}/>'
-            f'<polygon points="{head}" fill="{INK}"/>{text}</g>'
+            f'<polygon points="{head}" fill="{INK}"/></g>'
+        )
+    out += map(_svg_text, over)
+    for frame in page.frames:
+        wide, tall = frame.right - frame.left, frame.bottom - frame.top
+        out.append(
+            f'<g><title>{_xml(frame.box.name)}</title><rect x="{_n(frame.left)}" '
+            f'y="{_n(frame.top)}" width="{_n(wide)}" height="{_n(tall)}" rx="{ROUND:g}" '
+            f'fill="none" stroke="{RULE}"/></g>'
         )
     for node in drawing.nodes:
-        place, spans = page.places[node.name], labels[node.name]
         paint = f'fill="{FILL[node.kind]}" stroke="{INK}"'
-        shapes = _svg_shape(place, 0.0, paint)
-        if node.kind == "deterministic":
-            shapes += _svg_shape(place, RING, paint)
-        text = _svg_text(place.x, place.y, spans, span_size(spans[0], spans))
-        out.append(f"<g><title>{escape(node.name, quote=False)}</title>{shapes}{text}</g>")
+        insets = (0.0, RING) if node.kind == "deterministic" else (0.0,)
+        shapes = "".join(_svg_shape(page.places[node.name], inset, paint) for inset in insets)
+        text = _svg_text(labels[node.name])
+        out.append(f"<g><title>{_xml(node.name)}</title>{shapes}{text}</g>")
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
@@ -321,17 +355,8 @@ def _describe(drawing: Drawing) -> str:
     return ". ".join(parts)
 
 
-def _maths(spans: tuple[Span, ...]) -> str:
-    """A label for matplotlib; only letters and digits get here, so nothing needs escaping."""
-    text = ""
-    for span in spans:
-        face = "mathit" if span.italic else "mathrm"
-        text += {-1: "_", 0: "", 1: "^"}[span.level] + f"{{\\{face}{{{span.text}}}}}"
-    return f"${text}$"
-
-
 def _png(drawing: Drawing, page: Layout) -> bytes:
-    labels = typeset(drawing)
+    over, labels = _texts(drawing, page)
     figure = Figure(figsize=(page.width / 72, page.height / 72), facecolor="#ffffff")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, page.width), ylim=(page.height, 0))
@@ -341,55 +366,58 @@ def _png(drawing: Drawing, page: Layout) -> bytes:
         patch.set(facecolor=fill, edgecolor=line, linewidth=1.0, zorder=order)
         axes.add_patch(patch)
 
-    def write(x: float, y: float, spans: tuple[Span, ...], size: float) -> None:
-        font = font_manager.FontProperties(
-            family=["STIXGeneral", "DejaVu Serif", "DejaVu Sans"], size=size, math_fontfamily="stix"
-        )
-        plain = len(spans) == 1 and not spans[0].italic
-        # The middle of a letter such as x, whatever its scripts: the baseline is placed, not the box.
-        axes.text(
-            x,
-            y + 0.33 * size,
-            spans[0].text if plain else _maths(spans),
-            font=font,
-            ha="center",
-            va="baseline",
-            parse_math=not plain,
-            color=INK,
-            zorder=4,
-        )
-
     for frame in page.frames:
         wide, tall = frame.right - frame.left, frame.bottom - frame.top
-        style = patches.BoxStyle("Round", pad=0, rounding_size=7)
-        shape(patches.FancyBboxPatch((frame.left, frame.top), wide, tall, style), 1, line=RULE)
-        spot = caption_place(frame)
-        write(spot.x, spot.y, (Span(frame.box.name),), CAPTION)
+        style = f"round,pad=0,rounding_size={ROUND}"
+        shape(patches.FancyBboxPatch((frame.left, frame.top), wide, tall, style), 4, line=RULE)
     for route in page.routes:
         codes = [Curve.MOVETO, *[Curve.CURVE4] * (len(route.path) - 1)]
         line = patches.PathPatch(Curve(np.array(route.path), codes), capstyle="butt")
         if route.edge.style == "dashed":
             line.set_linestyle((0.0, DASH))
         shape(line, 2)
-        head = patches.Polygon(np.array(_head(route)), closed=True, linewidth=0, zorder=2)
-        head.set_facecolor(INK)
-        axes.add_patch(head)
-        if route.edge.label:
-            write(*route.label, (Span(route.edge.label),), SMALL)
+        shape(patches.Polygon(np.array(_head(route)), closed=True), 2, INK, "none")
+    for text in over:
+        _png_text(axes, text)
     for node in drawing.nodes:
-        place, spans = page.places[node.name], labels[node.name]
+        place = page.places[node.name]
         for inset in (0.0, RING) if node.kind == "deterministic" else (0.0,):
             a, b = place.width - 2 * inset, place.height - 2 * inset
             if place.square:
                 outline: patches.Patch = patches.Rectangle((place.x - a / 2, place.y - b / 2), a, b)
             else:
                 outline = patches.Ellipse((place.x, place.y), a, b)
-            shape(outline, 3, FILL[node.kind])
-        write(place.x, place.y, spans, span_size(spans[0], spans))
+            shape(outline, 4, FILL[node.kind])
+        _png_text(axes, labels[node.name])
     result = io.BytesIO()
-    # Agg refuses 2¹⁶ pixels a side; a picture that large is looked at from afar anyway.
-    scale = min(2.0, 20_000 / max(page.width, page.height))
+    # Twice the size for sharp screens, but not without bound: large pages are seen from afar.
+    scale = min(
+        2.0, 20_000 / max(page.width, page.height), (2e7 / (page.width * page.height)) ** 0.5
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
         figure.savefig(result, format="png", dpi=72 * scale, metadata={"Software": None})
     return result.getvalue()
+
+
+def _png_text(axes: Axes, text: _Text) -> None:
+    pieces = []
+    for span in text.spans:
+        font = FontProperties(
+            family=["STIXGeneral", "DejaVu Serif", "DejaVu Sans"],
+            style="italic" if span.italic else "normal",
+            size=SMALL if span.level else text.size,
+        )
+        width, _, _ = text_to_path.get_text_width_height_descent(span.text, font, ismath=False)
+        pieces.append((span, font, width))
+    x = (
+        text.x
+        - sum(width for *_, width in pieces)
+        * {"start": 0.0, "middle": 0.5, "end": 1.0}[text.anchor]
+    )
+    for span, font, width in pieces:
+        written = axes.text(x, text.y - RAISE * span.level, span.text, font=font, color=INK)
+        written.set(ha="left", va="baseline", parse_math=False, zorder=3 if text.halo else 5)
+        if text.halo:
+            written.set_path_effects([withStroke(linewidth=HALO, foreground="#ffffff")])
+        x += width
