@@ -5,7 +5,7 @@ plate, in time or in a loop share one network: Paige & Wood (2016), sec. 3.3 and
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retrodict.elimination import Draw
@@ -21,11 +21,13 @@ class Input:
         site: its name.
         meets: which of its elements an element of the factor sees; axes are the factor's plates and
             the site's. Empty constraints: all of them, as a set.
+        label: its name for the network: relative to the factor's own step in a loop.
         steps: where both lie in the same scan, which steps it sees, relative to the factor's own:
             (−1, −1) the step before, (0, inf) this one and the future. Otherwise None.
     """
 
     site: str
+    label: str
     meets: Meets
     steps: tuple[float, float] | None = None
 
@@ -36,6 +38,7 @@ class Factor:
 
     Attributes:
         latents: site names in the order drawn.
+        labels: their names for the network, equal in factors that share it.
         context: names of the sites it looks at; a site of a scan may look at its own past.
         plates: what it is repeated over; plates of the latents that are not here are drawn jointly.
         network: equal for factors that share weights.
@@ -49,6 +52,7 @@ class Factor:
     context: frozenset[str]
     plates: tuple[str, ...]
     network: Hashable
+    labels: tuple[str, ...] = ()
     time: bool = False
     backward: bool = False
     inputs: tuple[Input, ...] = ()
@@ -151,20 +155,39 @@ def _factor(
                     reached.setdefault(parent.site, set()).add((draw.node.step, parent.step))
     last = max((d.node.step for d in draws if d.node.step is not None), default=0)
     order = {name: number for number, name in enumerate(graph.sites)}
+    label = _labels(graph, latents)
     inputs = tuple(
-        Input(name, join(*met[name]), _window(graph, site.scan, name, reached.get(name), last))
+        Input(
+            name,
+            label(name),
+            join(*met[name]),
+            _window(graph, site.scan, name, reached.get(name), last),
+        )
         for name in sorted(met, key=order.__getitem__)
     )
     return Factor(
         latents=latents,
         context=frozenset(met),
         plates=tuple(site.plates[axis] for axis in free),
-        network=_network(graph, copies[0], met, draws),
+        network=_network(graph, copies[0], label, met, draws),
+        labels=tuple(map(label, latents)),
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],
         inputs=inputs,
         own=copies[0][0].own,
     )
+
+
+def _labels(graph: Graph, latents: Sequence[str]) -> Callable[[str], str]:
+    """Names relative to the step of a factor in a loop: `x_-1` for `x_4` in the factor of `x_5`."""
+    families = [graph.sites[name].family for name in latents]
+    start = next((family[1] for family in families if family is not None), None)
+
+    def label(name: str) -> str:
+        family = graph.sites[name].family
+        return name if family is None or start is None else f"{family[0]}{family[1] - start:+d}"
+
+    return label
 
 
 def _renumbered(meets: Meets, renumber: Mapping[int, int]) -> Meets:
@@ -203,28 +226,25 @@ def _window(
 
 
 def _network(
-    graph: Graph, block: Sequence[Draw], context: Iterable[str], draws: Sequence[Draw]
+    graph: Graph,
+    block: Sequence[Draw],
+    label: Callable[[str], str],
+    context: Iterable[str],
+    draws: Sequence[Draw],
 ) -> str:
     """A name for the network: equal for blocks of a loop that are copies of each other.
 
     Copies have the same sites in the same relative position, and the densities that tie them to the
     rest are computed alike, constants included.
     """
-    families = [graph.sites[draw.node.site].family for draw in block]
-    start = next((family[1] for family in families if family is not None), None)
-
-    def relative(name: str) -> str:
-        family = graph.sites[name].family
-        return name if family is None or start is None else f"{family[0]}{family[1] - start:+d}"
-
-    latents = " ".join(relative(draw.node.site) for draw in block)
-    name = f"{latents} | {' '.join(sorted(map(relative, context)))}"
-    if start is None:
-        return name
+    names = [draw.node.site for draw in block]
+    title = f"{' '.join(map(label, names))} | {' '.join(sorted(map(label, context)))}"
+    if all(graph.sites[name].family is None for name in names):
+        return title
     digest = hashlib.sha256()
     for touched in _touched(graph, block, draws):
-        digest.update(f"{relative(touched)}:{graph.codes.get(touched, '')}\n".encode())
-    return f"{name} # {digest.hexdigest()[:8]}"
+        digest.update(f"{label(touched)}:{graph.codes.get(touched, '')}\n".encode())
+    return f"{title} # {digest.hexdigest()[:8]}"
 
 
 def _touched(graph: Graph, block: Sequence[Draw], draws: Sequence[Draw]) -> Iterable[str]:

@@ -95,6 +95,23 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """One array that the steps of a scan hand on: what a step knows of the past.
+
+    Attributes:
+        name: its name among values.
+        scan: which scan.
+        shape: of one step's.
+        plates: the plate that each of its axes runs along, or None.
+    """
+
+    name: str
+    scan: int
+    shape: tuple[int, ...]
+    plates: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
 class Edge:
     """A parent and a child, and which of their variables depend on which.
 
@@ -133,7 +150,8 @@ class Graph:
     plates: Mapping[str, int]
     scan_lengths: tuple[int, ...]
     reversed_scans: tuple[bool, ...]
-    program: Program = field(compare=False)
+    carries: tuple[Carry, ...] = ()
+    program: Program = field(compare=False, default=Program(lambda: None))
     codes: Mapping[str, str] = field(compare=False, default_factory=dict)
 
     @property
@@ -298,9 +316,33 @@ def trace(
         plates={a.plate: a.size for found in seen.values() for a in found.axes},
         scan_lengths=tuple(notes.scan_lengths),
         reversed_scans=tuple(notes.reversed_scans),
+        carries=_carries(findings.carries, sites),
         program=replace(program, guarded=frozenset(guarded)),
         codes=_codes(flow, sites),
     )
+
+
+def _carries(found: Mapping[str, Abstract], sites: Mapping[str, Site]) -> tuple[Carry, ...]:
+    """Carries, with the plates along which they are aligned with a site they come from."""
+    carries = []
+    for name, leaf in found.items():
+        plates: list[str | None] = [None] * (len(leaf.shape) - 1)
+        for source, relations in leaf.dependence.sources.items():
+            site = sites.get(str(source))
+            if site is None:
+                continue
+            index_axes = site.axes[1:] if site.time else site.axes
+            for relation, (plate, axis) in itertools.product(
+                relations, zip(site.plates, index_axes, strict=True)
+            ):
+                link = relation.links[axis]
+                if isinstance(link, Window) and isinstance(link.axis, int) and link.axis > 0:
+                    aligned = (link.lo, link.hi) == (0, 0)
+                    if aligned and leaf.shape[link.axis] == site.shape[axis]:
+                        plates[link.axis - 1] = plate
+        scan = int(name.split()[1].split(".")[0])
+        carries.append(Carry(name, scan, leaf.shape[1:], tuple(plates)))
+    return tuple(carries)
 
 
 def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:

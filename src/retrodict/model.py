@@ -68,17 +68,21 @@ class Evaluation(NamedTuple):
             time, if any, then the site's plates in the order of its array axes.
         deterministic: the values of `numpyro.deterministic` sites.
         support_bounds: the parameters of each site's support, which may depend on other sites.
+        parameters: the parameters of each site's distribution, each with its batch axes first.
+        carries: for each scan, the leaves of the carry that every step starts from, stacked.
     """
 
     values: dict[str, Array]
     log_density: dict[str, Array]
     deterministic: dict[str, Array]
     support_bounds: dict[str, list[Array]]
+    parameters: dict[str, list[Array]]
+    carries: dict[str, Array]
 
     @staticmethod
     def empty() -> "Evaluation":
         """An evaluation to which nothing has been added yet."""
-        return Evaluation({}, {}, {}, {})
+        return Evaluation({}, {}, {}, {}, {}, {})
 
 
 @dataclass
@@ -269,6 +273,7 @@ class _Run(Messenger):
         coordinates = tuple(i for i in range(len(batch_shape)) if i not in index_positions)
         self.result.log_density[name] = density.sum(coordinates)
         self.result.support_bounds[name] = [jnp.asarray(b) for b in jax.tree.leaves(fn.support)]
+        self.result.parameters[name] = _parameters(fn, batch_shape)
 
     def _note(self, msg: Message, value: Array) -> None:
         name, fn = msg["name"], msg["fn"]
@@ -334,10 +339,10 @@ class _Run(Messenger):
             handler = _Run(self.program, step_key, step_values, self.notes, scan=number)
             # The handlers around the scan must not see a single step's messages.
             with handlers.block(), handler:
-                carry, y = step(carry, x)
-            return carry, (handler.result, y)
+                new_carry, y = step(carry, x)
+            return new_carry, (handler.result, carry_leaves(number, carry), y)
 
-        carry, (result, ys) = lax.scan(
+        carry, (result, carries, ys) = lax.scan(
             body, init, (step_keys, xs, given), length=length, reverse=reverse
         )
         for name in (*result.values, *result.deterministic):
@@ -346,7 +351,40 @@ class _Run(Messenger):
         self.result.log_density.update(result.log_density)
         self.result.deterministic.update(result.deterministic)
         self.result.support_bounds.update(result.support_bounds)
+        self.result.parameters.update(result.parameters)
+        self.result.carries.update(carries)
         msg["value"] = (length, None, carry), (_no_trace(), ys)
+
+
+def carry_leaves(scan: int, carry: Any) -> dict[str, Array]:
+    """The numeric leaves of a scan's carry, named so that they stand beside sites."""
+    return {
+        f"carry {scan}.{number}": jnp.asarray(leaf)
+        for number, leaf in enumerate(jax.tree.leaves(carry))
+        if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    }
+
+
+def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Array]:
+    """The distribution's parameters, each spread over the batch and flattened behind it.
+
+    A parameter with neither the batch's axes nor the value's is left out: it cannot tell elements
+    of a plate apart.
+    """
+    spread = []
+    for leaf in jax.tree.leaves(fn):
+        leaf = jnp.asarray(leaf)
+        for shape in (
+            (*batch_shape, *fn.event_shape),
+            (*batch_shape, *leaf.shape[len(batch_shape) :]),
+        ):
+            try:
+                whole = jnp.broadcast_to(leaf, shape)
+            except ValueError:
+                continue
+            spread.append(whole.reshape(*batch_shape, -1).astype(float))
+            break
+    return spread
 
 
 def _no_trace() -> Any:

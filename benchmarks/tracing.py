@@ -1,0 +1,98 @@
+"""Time and memory of reading and turning round a model, for small and large instances.
+
+Run from the project's root: python -m benchmarks.tracing
+Each figure is taken in a process of its own; the table gives the ratio of 100 000 elements or steps
+to 100, which should not pass 3.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.contrib.control_flow import scan
+
+import retrodict as rd
+
+
+def plate(n: int) -> None:
+    """Two levels in one plate, with a covariate that is a plain argument."""
+    alpha = numpyro.sample("alpha", dist.Exponential(1.0))
+    with numpyro.plate("n", n):
+        theta = numpyro.sample("theta", dist.Gamma(alpha, 1.0))
+        numpyro.sample("y", dist.Poisson(theta * np.linspace(1.0, 2.0, n)))
+
+
+def groups(n: int) -> None:
+    """A varying intercept: n observations in n / 10 groups."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("groups", n // 10):
+        a = numpyro.sample("a", dist.Normal(mu, 1))
+    with numpyro.plate("n", n):
+        numpyro.sample("y", dist.Normal(a[np.arange(n) // 10], 1))
+
+
+def series(n: int) -> None:
+    """A state-space model with a global parameter and an input at every step."""
+    phi = numpyro.sample("phi", dist.Uniform(-1, 1))
+
+    def step(x, scale):
+        x = numpyro.sample("x", dist.Normal(phi * x, scale))
+        numpyro.sample("y", dist.Normal(x, 1))
+        return x, None
+
+    scan(step, 0.0, jnp.linspace(1.0, 2.0, n), length=n)
+
+
+MODELS = {"plate": plate, "groups": groups, "series": series}
+
+
+def measure(name: str, n: int, repeats: int) -> dict[str, float]:
+    """Best time of tracing and inverting, and the peak memory it adds, in this process."""
+    model = MODELS[name]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rd.invert(rd.trace(model, ["y"], model_args=(n,)))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        rd.invert(rd.trace(model, ["y"], model_args=(n,)))
+        best = min(best, time.perf_counter() - start)
+    return {"seconds": best, "total_mb": after / 1024, "added_mb": (after - before) / 1024}
+
+
+def main() -> None:
+    """Measure each model at both sizes and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "N"), help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if options.one:
+        name, n = options.one
+        print(json.dumps(measure(name, int(n), options.repeats)))
+        return
+    print("| model | time, n = 100 | time, n = 100 000 | ratio | memory ratio |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in MODELS:
+        found = []
+        for n in (100, 100_000):
+            command = [sys.executable, "-m", "benchmarks.tracing", "--one", name, str(n)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append(json.loads(done.stdout))
+        small, large = found
+        print(
+            f"| {name} | {small['seconds'] * 1e3:.0f} ms | {large['seconds'] * 1e3:.0f} ms "
+            f"| {large['seconds'] / small['seconds']:.2f} "
+            f"| {large['total_mb'] / small['total_mb']:.2f} "
+            f"({small['added_mb']:.0f} → {large['added_mb']:.0f} MB added) |"
+        )
+
+
+if __name__ == "__main__":
+    main()
