@@ -3,6 +3,7 @@
 import shutil
 import struct
 import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 from io import BytesIO
@@ -14,9 +15,13 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 
-from retrodict import render
-from retrodict.layout import Layout, layered, typeset
-from retrodict.render import Box, Drawing, Edge, Node, Picture, from_dot
+from retrodict.draw import dot
+from retrodict.draw.dot import from_dot
+from retrodict.draw.ink import FILL
+from retrodict.draw.labels import typeset
+from retrodict.draw.layout import layered
+from retrodict.draw.page import Layout
+from retrodict.render import Box, Drawing, Edge, Node, Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 needs_dot = pytest.mark.skipif(
@@ -367,8 +372,8 @@ def test_dot_carries_style_and_nesting():
     outer, inner = text.index("schools: 8"), text.index("pupils: 30")
     assert outer < inner < text.index("}", outer)
     lines = {line.split()[0]: line for line in text.splitlines() if "shape=" in line}
-    assert render.FILL["observed"] in lines['"score"']
-    assert render.FILL["observed"] not in lines['"mu"']
+    assert FILL["observed"] in lines['"score"']
+    assert FILL["observed"] not in lines['"mu"']
     assert "peripheries=2" in lines['"pupil"']
     assert "style=dashed" in Picture(DRAWINGS["filter"]).to_dot()
     assert "shape=box" in Picture(DRAWINGS["filter"]).to_dot()
@@ -408,7 +413,7 @@ def test_a_failing_dot_is_passed_over(monkeypatch, tmp_path, script):
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda _: str(program))
-    monkeypatch.setattr(render, "DOT_SECONDS", 0.3)
+    monkeypatch.setattr(dot, "DOT_SECONDS", 0.3)
     drawing = chain(15)
     assert Picture(drawing).layout == layered(drawing)
 
@@ -438,7 +443,7 @@ def test_png_shows_the_nodes():
         place = picture.layout.places[node.name]
         # Left of the label, inside the circle.
         colour = pixels[int(2 * place.y), int(2 * (place.x - 0.4 * place.width))]
-        grey = int(render.FILL[node.kind][1:3], 16) / 255
+        grey = int(FILL[node.kind][1:3], 16) / 255
         assert colour == pytest.approx([grey] * 3, abs=0.01)
         assert pixels[int(2 * place.y), int(2 * (place.x - place.width / 2))].max() < 0.6
 
@@ -447,6 +452,19 @@ def test_drawing_a_png_leaves_pyplot_alone():
     before = plt.get_fignums(), dict(plt.rcParams)
     Picture(DRAWINGS["pumps"]).to_png()
     assert (plt.get_fignums(), dict(plt.rcParams)) == before
+
+
+def test_only_a_png_needs_matplotlib():
+    code = (
+        "import sys\n"
+        "from retrodict.render import Drawing, Node, Picture\n"
+        "picture = Picture(Drawing((Node('a', 'a', 'latent'),), (), ()))\n"
+        "picture.to_svg(), picture.to_dot()\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "picture.to_png()\n"
+        "assert 'matplotlib' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_save_by_suffix(tmp_path):

@@ -1,4 +1,4 @@
-"""Parameters from the network in; the log density of one coordinate, or a draw of it, out (sec. 3.3).
+"""Parameters from the network in; a coordinate's log density, or a draw of it, out (sec. 3.3).
 
 A head is the last stage of the network for one coordinate: it takes a row of `size` numbers and
 reads a density from them. Draws are made from two uniform numbers, so that a sampler can draw all
@@ -6,16 +6,16 @@ its noise beforehand. Every head keeps a share of its mass where training cannot
 bounds the importance weights where the network has seen no data.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 from jaxtyping import Array, Float
 
-from retrodict.coordinates import Coordinate, Family, constrain, unconstrain
+from retrodict.curves import Coordinate, constrain, unconstrain
 
 # Scales of mixture components, in prior scales: a posterior is seldom 10⁴ times narrower than its
 # prior, and a density that may grow without limit ends in a spike on one training point.
@@ -25,7 +25,7 @@ SMALLEST_LOG_SCALE, LARGEST_LOG_SCALE = -9.0, 5.0
 def compress(u: Float[Array, "..."]) -> Float[Array, "..."]:
     """Linear within five scales, logarithmic beyond: no finite value can drown the others."""
     size = jnp.maximum(jnp.abs(u), 5.0)
-    return jnp.where(jnp.abs(u) <= 5.0, u, jnp.sign(u) * 5.0 * (1.0 + jnp.log(size / 5.0)))
+    return jnp.where(jnp.abs(u) <= 5.0, u, jnp.sign(u) * (5.0 + jnp.log(size / 5.0)))
 
 
 class Head(Protocol):
@@ -42,16 +42,16 @@ class Head(Protocol):
     def bias(self) -> np.ndarray:
         """Parameters to start training from."""
 
-    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:
         """log q(value), with the Jacobian of the coordinate's curve."""
 
-    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:
         """The value at two uniform numbers."""
 
-    def location(self, value: Array, c: Coordinate) -> Array:
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:
         """The value where it is centred and scaled; zero if it is not."""
 
-    def feature(self, value: Array, c: Coordinate) -> Array:
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:
         """The value as later coordinates see it."""
 
 
@@ -74,7 +74,8 @@ def _component_bias(components: int) -> np.ndarray:
     return np.concatenate([np.zeros(components), spread, np.full(components, log_scale)])
 
 
-class Mixture(eqx.Module):
+@dataclass(frozen=True)
+class Mixture:
     """Gaussians and one Cauchy of fixed weight, on a standardised unconstrained coordinate.
 
         q(z) = (1 - w) Σ_d α_d N(u | μ_d, σ_d²) / s + w Cauchy(u | 0, 1) / s,   u = (z - m) / s
@@ -82,10 +83,10 @@ class Mixture(eqx.Module):
     with m, s the prior's centre and scale. The Cauchy's tail is as heavy as any in common use.
     """
 
-    components: int = eqx.field(static=True)
-    wide: float = eqx.field(static=True)
-    curves: tuple[int, ...] = eqx.field(static=True)
-    features: int = eqx.field(static=True, default=1)
+    components: int
+    wide: float
+    curves: tuple[int, ...]
+    features: int = 1
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -94,18 +95,18 @@ class Mixture(eqx.Module):
     def bias(self) -> np.ndarray:  # noqa: D102
         return _component_bias(self.components)
 
-    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         z, log_slope = unconstrain(value, c, self.curves)
-        u = (z - c.centre) / c.scale
+        # beyond this there is no mass to speak of, and squares stay finite
+        u = jnp.clip((z - c.centre) / c.scale, -1e9, 1e9)
         log_weights, means, log_scales = _components(params)
         offsets = (u - means) * jnp.exp(-log_scales)
         narrow = logsumexp(log_weights - log_scales - 0.5 * offsets**2) - 0.5 * np.log(2 * np.pi)
-        # log1p(u²) without overflow
-        cauchy = -2 * jnp.log(jnp.hypot(1.0, jnp.clip(u, -1e18, 1e18))) - np.log(np.pi)
+        cauchy = -jnp.log1p(u**2) - np.log(np.pi)
         log_q = jnp.logaddexp(np.log1p(-self.wide) + narrow, np.log(self.wide) + cauchy)
         return log_q - jnp.log(c.scale) - log_slope
 
-    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = _components(params)
         chosen = _pick(jnp.exp(log_weights), (noise[0] - self.wide) / (1 - self.wide))
         mean, log_scale = chosen @ means, chosen @ log_scales
@@ -114,19 +115,20 @@ class Mixture(eqx.Module):
         u = jnp.where(noise[0] < self.wide, cauchy, narrow)
         return constrain(c.centre + c.scale * u, c, self.curves)
 
-    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return unconstrain(value, c, self.curves)[0]
 
-    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return compress((self.location(value, c) - c.centre) / c.scale)[None]
 
 
-class Bernoulli(eqx.Module):
+@dataclass(frozen=True)
+class Bernoulli:
     """P(1) = (1 - floor) sigmoid(logit) + floor / 2."""
 
-    floor: float = eqx.field(static=True)
-    size: int = eqx.field(static=True, default=1)
-    features: int = eqx.field(static=True, default=1)
+    floor: float
+    size: int = 1
+    features: int = 1
 
     def bias(self) -> np.ndarray:  # noqa: D102
         return np.zeros(1)
@@ -134,24 +136,25 @@ class Bernoulli(eqx.Module):
     def _probability(self, logit: Array) -> Array:
         return (1 - self.floor) * jax.nn.sigmoid(logit) + self.floor / 2
 
-    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(self._probability(jnp.where(value > 0.5, params[0], -params[0])))
 
-    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return (noise[1] < self._probability(params[0])).astype(params.dtype)
 
-    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)
 
-    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return 2 * value[None] - 1
 
 
-class Categorical(eqx.Module):
+@dataclass(frozen=True)
+class Categorical:
     """P(k) = (1 - floor) softmax(logits)_k + floor / K, for the K = upper + 1 values there are."""
 
-    size: int = eqx.field(static=True)
-    floor: float = eqx.field(static=True)
+    size: int
+    floor: float
 
     @property
     def features(self) -> int:  # noqa: D102
@@ -160,27 +163,28 @@ class Categorical(eqx.Module):
     def bias(self) -> np.ndarray:  # noqa: D102
         return np.zeros(self.size)
 
-    def _probabilities(self, params: Array, c: Coordinate) -> Array:
+    def _probabilities(self, params: Array, c: Coordinate[Array]) -> Array:
         # coordinates of one run may differ in how many values they have
         there = jnp.arange(self.size) <= c.upper
         soft = jax.nn.softmax(jnp.where(there, params, -jnp.inf))
         return jnp.where(there, (1 - self.floor) * soft + self.floor / (c.upper + 1), 0.0)
 
-    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c)))
 
-    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         below = jnp.cumsum(self._probabilities(params, c)) < noise[1]
         return jnp.minimum(jnp.sum(below), c.upper).astype(params.dtype)
 
-    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)
 
-    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return (jnp.arange(self.size) == value).astype(c.centre.dtype)
 
 
-class Count(eqx.Module):
+@dataclass(frozen=True)
+class Count:
     """Logistics on the logarithm of a count, cut into cells: all of {0, 1, …, upper} has mass.
 
         P(n) = F(log(n + ½)) - F(log(n - ½)),   F a mixture of logistic distribution functions
@@ -189,9 +193,9 @@ class Count(eqx.Module):
     whatever the bound. One logistic of fixed weight spans the prior.
     """
 
-    components: int = eqx.field(static=True)
-    wide: float = eqx.field(static=True)
-    features: int = eqx.field(static=True, default=1)
+    components: int
+    wide: float
+    features: int = 1
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -202,19 +206,18 @@ class Count(eqx.Module):
 
     def _with_wide(self, params: Array) -> tuple[Array, Array, Array]:
         log_weights, means, log_scales = _components(params)
-        widen = lambda row, last: jnp.append(row, jnp.asarray(last, row.dtype))  # noqa: E731
-        return (
-            widen(log_weights + np.log1p(-self.wide), np.log(self.wide)),
-            widen(means, 0.0),
-            widen(log_scales, 0.0),
-        )
+        log_weights = jnp.append(log_weights + np.log1p(-self.wide), np.log(self.wide))
+        return log_weights, jnp.append(means, 0.0), jnp.append(log_scales, 0.0)
 
-    def log_prob(self, params: Array, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)
         first, last = value <= 0, value >= c.upper
         floor = jnp.where(first, 0.5, value - 0.5)
         precision = jnp.exp(-log_scales)
-        standard = lambda t: ((jnp.log(t) - c.centre) / c.scale - means) * precision  # noqa: E731
+
+        def standard(edge: Array) -> Array:
+            return ((jnp.log(edge) - c.centre) / c.scale - means) * precision
+
         # σ(b) - σ(a) = σ(b) σ(-a) (1 - exp(a - b)), with b - a free of cancellation
         width = jnp.log1p(1 / floor) / c.scale * precision
         log_cells = (
@@ -224,36 +227,17 @@ class Count(eqx.Module):
         )
         return logsumexp(log_weights + log_cells)
 
-    def draw(self, params: Array, noise: Array, c: Coordinate) -> Array:  # noqa: D102
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)
         chosen = _pick(jnp.exp(log_weights), noise[0])
         logit = jnp.log(noise[1]) - jnp.log1p(-noise[1])
         u = chosen @ means + jnp.exp(chosen @ log_scales) * logit
-        largest = jnp.log(jnp.finfo(u.dtype).max) - 1
+        largest = np.log(np.finfo(u.dtype).max) - 1
         count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
         return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))
 
-    def location(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(value + 0.5)
 
-    def feature(self, value: Array, c: Coordinate) -> Array:  # noqa: D102
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return compress((self.location(value, c) - c.centre) / c.scale)[None]
-
-
-def head(
-    family: Family,
-    *,
-    components: int,
-    wide: float,
-    floor: float,
-    categories: int,
-    curves: tuple[int, ...],
-) -> Head:
-    """The head for a run of coordinates of one family."""
-    if family == "mixture":
-        return Mixture(components, wide, curves)
-    if family == "bernoulli":
-        return Bernoulli(floor)
-    if family == "categorical":
-        return Categorical(categories, floor)
-    return Count(components, wide)

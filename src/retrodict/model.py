@@ -12,7 +12,7 @@ The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), se
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from retrodict.errors import UnsupportedModel
 
+Result = TypeVar("Result")
 Values: TypeAlias = Mapping[str, Array]
 Message: TypeAlias = dict[str, Any]
 
@@ -140,6 +141,54 @@ class Program:
             self.model(*self.args, **self.kwargs)
         return handler.result
 
+    def initial_carry(self, scan: int, outer: Values) -> Any:
+        """The carry that the first step of a scan starts from, given the sites before it."""
+        return self._enter(scan, outer, lambda opened: opened.init)
+
+    def step(
+        self,
+        rng_key: PRNGKeyArray | None,
+        scan: int,
+        outer: Values,
+        time: Array,
+        carry: Any,
+        given: Values,
+    ) -> tuple[Any, Evaluation]:
+        """One step of a scan: the carry after it, and the values and densities of its sites.
+
+        Its cost does not depend on the length of the scan.
+
+        Args:
+            rng_key: for the step's sites that are not given.
+            scan: which scan.
+            outer: values of the sites before it.
+            time: which step, for the inputs of the scan.
+            carry: what the step before left.
+            given: values of the step's own sites.
+        """
+
+        def visit(opened: _Opened) -> tuple[Any, Evaluation]:
+            x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[time], opened.xs)
+            carry_after, (result, _, _) = opened.body(carry, (rng_key, x, given))
+            return carry_after, result
+
+        return self._enter(scan, outer, visit)
+
+    def _enter(self, scan: int, outer: Values, visit: "Callable[[_Opened], Result]") -> "Result":
+        """Run the model up to a scan, and there do something else."""
+
+        def reached(opened: _Opened) -> None:
+            raise _Reached(visit(opened))
+
+        handler = _Run(self, None, outer, _Notes(), scan=None, stop_at=(scan, reached))
+        try:
+            with validation_enabled(False), handler:
+                self.model(*self.args, **self.kwargs)
+        except _Reached as found:
+            result: Result = found.result
+            return result
+        raise ValueError(f"the model has no scan number {scan}")
+
     def inspect(self) -> tuple["Program", dict[str, Seen], _Notes]:
         """Read the sites without computing any value, and refuse what cannot be compiled.
 
@@ -193,6 +242,22 @@ class Program:
         return notes
 
 
+class _Opened(NamedTuple):
+    """A scan, not yet run."""
+
+    body: Callable[[Any, Any], tuple[Any, Any]]
+    init: Any
+    xs: Any
+
+
+class _Reached(Exception):  # noqa: N818 (it is no error)
+    """Leaves the model when there is nothing more to do in it."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        super().__init__()
+
+
 def _after(notes: _Notes) -> str:
     return f" (after site '{list(notes.seen)[-1]}')" if notes.seen else ""
 
@@ -211,12 +276,14 @@ class _Run(Messenger):
         given: Values,
         notes: _Notes,
         scan: int | None,
+        stop_at: "tuple[int, Callable[[_Opened], None]] | None" = None,
     ) -> None:
         self.program = program
         self.rng_key = rng_key
         self.given = given
         self.notes = notes
         self.scan = scan
+        self.stop_at = stop_at
         self.result = Evaluation.empty()
         super().__init__()
 
@@ -342,6 +409,8 @@ class _Run(Messenger):
                 new_carry, y = step(carry, x)
             return new_carry, (handler.result, carry_leaves(number, carry), y)
 
+        if self.stop_at is not None and self.stop_at[0] == number:
+            self.stop_at[1](_Opened(body, init, xs))
         carry, (result, carries, ys) = lax.scan(
             body, init, (step_keys, xs, given), length=length, reverse=reverse
         )

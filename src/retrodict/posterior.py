@@ -1,0 +1,568 @@
+"""Weighted particles in; the answer with its moments, tables, verdict and reasons out.
+
+A `Posterior` holds one data set's particles, or those of many data sets with a leading axis.
+Weights are normalised; the verdict `trust` is read from them alone, against the limits in `LIMITS`
+(the paper, sec. 2.1 and 2.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from retrodict.resampling import systematic
+from retrodict.weights import (
+    LogEvidence,
+    drop_nonfinite,
+    ess,
+    lineage_se,
+    normalise,
+    num_families,
+    pareto_k,
+    trace_eves,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Trust = Literal["good", "fair", "poor"]
+GRADES: tuple[Trust, ...] = ("good", "fair", "poor")
+
+
+class Limit(NamedTuple):
+    """How far a measure may go for an answer to be good, or still fair."""
+
+    name: str
+    at: Literal["least", "most"]
+    good: float
+    fair: float
+    meaning: str
+
+
+# An answer's grade is the worst that any one measure gives it. The first three limits are set by
+# experiment (tests/test_posterior.py): of the answers called good, at most 2 % may have a posterior
+# mean off by more than 3 of its own standard errors + 0.1 posterior standard deviations. For the
+# fifth: 1 % of average particles would have to lie 10 standard deviations out to move a mean by 0.1.
+# No limit can catch a mode in which the proposal never drew: its weights are absent, not large.
+LIMITS = (
+    Limit("effective sample size", "least", 150.0, 30.0, "means rest on few particles"),
+    Limit("share of effective particles", "least", 0.05, 0.01, "the proposal fits badly"),
+    Limit("Pareto k̂", "most", 0.5, 0.7, "so few weights carry so much that means converge slowly"),
+    Limit("standard error of the log evidence", "most", 0.3, 1.0, "the evidence is uncertain"),
+    Limit(
+        "share of non-finite weights", "most", 0.01, 0.1, "densities failed and their mass is lost"
+    ),
+    Limit("number of first ancestors", "least", 50.0, 2.0, "the first draws left few survivors"),
+)
+
+
+class Assessment(NamedTuple):
+    """What the weights of one population tell of their own quality."""
+
+    ess: Float[Array, "*datasets"]
+    pareto_k: Float[Array, "*datasets"]
+    log_evidence_se: Float[Array, "*datasets"]
+    measures: Float[Array, "*datasets limits"]
+    grade: Int[Array, "*datasets"]
+
+
+def assess(
+    log_weights: Float[Array, " particles"],
+    log_evidence_se: Float[Array, ""] | None = None,
+    *,
+    num_nonfinite: Int[Array, ""] | int = 0,
+    eves: Int[Array, " particles"] | None = None,
+    resamplings: Int[Array, ""] | int = 0,
+    stages: Int[Array, ""] | int = 1,
+) -> Assessment:
+    """Grade a population (0 good, 1 fair, 2 poor) by its weights and its ancestry; jittable.
+
+    Log weights need not be normalised. Non-finite ones are counted on top of `num_nonfinite`,
+    those met at earlier `stages`. Without `log_evidence_se` it is estimated from weights and `eves`,
+    each particle's ancestor in the first population.
+    """
+    num = log_weights.shape[0]
+    log_weights, broken = drop_nonfinite(log_weights)
+    effective, k = ess(log_weights), pareto_k(log_weights)
+    families = jnp.asarray(jnp.inf) if eves is None else num_families(eves)
+    if log_evidence_se is None:
+        origin = jnp.arange(num) if eves is None else eves
+        log_evidence_se = lineage_se(log_weights, origin, resamplings)
+    measures = jnp.stack(
+        [
+            effective,
+            effective / num,
+            k,
+            log_evidence_se,
+            (num_nonfinite + broken) / (num * stages),
+            families.astype(effective.dtype),
+        ]
+    )
+    sign = np.array([1.0 if limit.at == "most" else -1.0 for limit in LIMITS])
+    good = np.array([limit.good for limit in LIMITS])
+    fair = np.array([limit.fair for limit in LIMITS])
+    # a measure that is NaN fails every comparison, and so is poor
+    grades = 2 - (sign * measures <= sign * fair) - (sign * measures <= sign * good)
+    return Assessment(effective, k, log_evidence_se, measures, jnp.max(grades))
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """How an answer was found, and why it is to be trusted or not."""
+
+    method: str
+    trust: Trust
+    reasons: tuple[str, ...]
+    num_particles: int
+    num_nonfinite: int
+    num_stages: int
+    num_resamplings: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.trust} ({self.method})\n" + "\n".join(f"- {r}" for r in self.reasons)
+
+
+def _reasons(measures: np.ndarray, num_particles: int) -> tuple[str, ...]:
+    if measures[0] == 0.0:
+        return (f"All {num_particles} weights are zero: no particle could have made these data.",)
+    said = []
+    for value, limit in zip(measures, LIMITS, strict=True):
+        sign = 1.0 if limit.at == "most" else -1.0
+        for bound, name in ((limit.fair, "fair"), (limit.good, "good")):
+            if not sign * value <= sign * bound:
+                side = "above" if limit.at == "most" else "below"
+                said.append(
+                    f"The {limit.name} is {value:.3g}, {side} the {bound:g} that is needed to be "
+                    f"{name}: {limit.meaning}."
+                )
+                break
+    if not said:
+        said.append(
+            f"All within the limits: effective sample size {measures[0]:.0f} of {num_particles}, "
+            f"Pareto k̂ {measures[2]:.2f}, standard error of the log evidence {measures[3]:.2g}."
+        )
+    return tuple(said)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Posterior:
+    """Weighted particles of a posterior distribution, and what they tell of themselves.
+
+    Of many data sets every array has a leading axis: `posterior[i]` is one data set's answer,
+    `len(posterior)` their number; `mean`, `sd`, `mcse`, `expectation` and `resample` work on all at
+    once; `summary`, `to_arviz` and `plot` take one.
+
+    The log evidence is a NumPy number in double precision: a series of 10 000 steps has a log
+    evidence whose third decimal a single-precision number cannot hold.
+    """
+
+    samples: Mapping[str, Array]
+    log_weights: Float[Array, "*datasets particles"]
+    log_evidence: np.ndarray
+    log_evidence_se: np.ndarray
+    ess: np.ndarray
+    pareto_k: np.ndarray
+    grade: np.ndarray
+    measures: np.ndarray
+    num_nonfinite: np.ndarray
+    num_resamplings: np.ndarray
+    method: str = "importance"
+    ess_by_stage: Float[Array, "*datasets stages"] | None = None
+    ancestors: Int[Array, "*datasets stages particles"] | None = None
+    eves: Int[Array, "*datasets particles"] | None = None
+    filtered: Mapping[str, Array] | None = None
+    filtered_log_weights: Float[Array, "*datasets time particles"] | None = None
+    data: Mapping[str, Array] = field(default_factory=dict)
+    dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    coords: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_particles(self) -> int:
+        """K."""
+        return int(self.log_weights.shape[-1])
+
+    @property
+    def batched(self) -> bool:
+        """Whether there is a leading axis of data sets."""
+        return self.log_weights.ndim == 2
+
+    @property
+    def trust(self) -> str | np.ndarray:
+        """`"good"`, `"fair"` or `"poor"`; an array of them for many data sets."""
+        words = np.array(GRADES)[self.grade]
+        return words if self.batched else str(words)
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """How this answer was found, and the reasons for its `trust`."""
+        self._one("diagnostics")
+        return Diagnostics(
+            method=self.method,
+            trust=GRADES[int(self.grade)],
+            reasons=_reasons(self.measures, self.num_particles),
+            num_particles=self.num_particles,
+            num_nonfinite=int(self.num_nonfinite),
+            num_stages=_stages(self.ess_by_stage),
+            num_resamplings=int(self.num_resamplings),
+            extra=self.extra,
+        )
+
+    def mean(self, site: str) -> Array:
+        """Σ_k W_k x_k."""
+        return _each(self.batched, _mean)(self.log_weights, self._site(site))
+
+    def sd(self, site: str) -> Array:
+        """Square root of Σ_k W_k (x_k - mean)²."""
+        return _each(self.batched, _sd)(self.log_weights, self._site(site))
+
+    def mcse(self, site: str) -> Array:
+        """Standard error of `mean(site)`: see `_mcse`."""
+        eves = self.eves
+        if eves is None:
+            eves = jnp.broadcast_to(jnp.arange(self.num_particles), self.log_weights.shape)
+        return _each(self.batched, _mcse)(self.log_weights, self._site(site), eves)
+
+    def expectation(self, fn: Callable[[dict[str, Array]], PyTree]) -> PyTree:
+        """Weighted mean of fn over draws; fn takes one draw, a dict of site → value."""
+
+        def one(log_weights: Array, samples: dict[str, Array]) -> PyTree:
+            return jax.tree.map(partial(_mean, log_weights), jax.vmap(fn)(samples))
+
+        # not compiled: a lambda is a new function each time it is written down
+        run = jax.vmap(one) if self.batched else one
+        return run(self.log_weights, dict(self.samples))
+
+    def resample(self, rng_key: PRNGKeyArray, n: int) -> dict[str, Array]:
+        """`n` equally weighted draws of each site, by systematic resampling.
+
+        Copies of one particle stand side by side, as a chain that stays where it is would leave
+        them: who takes the draws for a chain is told the truth about how many differ.
+        """
+
+        if not self.batched:
+            ancestors = systematic(rng_key, self.log_weights, n)
+            return {name: value[ancestors] for name, value in self.samples.items()}
+        keys = jax.random.split(rng_key, len(self))
+        chosen = jax.vmap(systematic, in_axes=(0, 0, None))(keys, self.log_weights, n)
+        return {
+            name: jax.vmap(lambda value, index: value[index])(value, chosen)
+            for name, value in self.samples.items()
+        }
+
+    def summary(self, *, round_to: int | Literal["auto"] | None = "auto") -> pd.DataFrame:
+        """One row a scalar: mean, sd, 94 % highest-density interval, Monte Carlo error and ESS.
+
+        ArviZ's columns, computed with the weights; `ess` is that of the row's own mean,
+        (sd / mcse_mean)². `round_to` is a number of decimals; `"auto"` keeps two digits of each
+        row's Monte Carlo error, None all.
+        """
+        import pandas as pd
+
+        self._one("summary()")
+        rows: dict[str, list[float]] = {}
+        for name, value in self.samples.items():
+            flat = np.asarray(value).reshape(self.num_particles, -1)
+            moments = [np.ravel(f(name)) for f in (self.mean, self.sd, self.mcse)]
+            for number, index in enumerate(np.ndindex(value.shape[1:])):
+                label = f"{name}[{', '.join(map(str, index))}]" if index else name
+                mean, sd, mcse = (float(m[number]) for m in moments)
+                low, high = weighted_hdi(flat[:, number], np.asarray(self.log_weights), 0.94)
+                # a site that never varies is known exactly by as many draws as there are
+                effective = (sd / mcse) ** 2 if mcse > 0.0 else float(self.ess)
+                rows[label] = [mean, sd, low, high, mcse, effective]
+        columns = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        return _rounded(table, round_to)
+
+    def to_arviz(self) -> Any:
+        """ArviZ's own object: InferenceData before ArviZ 1.0, an xarray DataTree from then on.
+
+        - `posterior`: one chain of as many equally weighted draws as there are particles;
+        - `sample_stats`: `log_weight` of every particle, `particle`, of which particle each draw is
+          a copy, and as scalars `ess`, `pareto_k`, `log_evidence`, `log_evidence_se`;
+        - `observed_data`.
+        """
+        self._one("to_arviz()")
+        try:
+            import arviz
+        except ImportError as error:
+            raise ImportError(
+                "to_arviz() needs ArviZ, which is not installed: pip install arviz"
+            ) from error
+        # a key of its own, the same every time: the same posterior gives the same draws
+        particle = systematic(jax.random.key(0), self.log_weights, self.num_particles)
+        draws = {name: np.asarray(value[particle])[None] for name, value in self.samples.items()}
+        stats = {
+            "log_weight": np.asarray(self.log_weights)[None],
+            "particle": np.asarray(particle)[None],
+        }
+        data = {name: np.asarray(value) for name, value in self.data.items()}
+        known = {name: list(names) for name, names in self.dims.items()}
+
+        def dataset(values: Mapping[str, np.ndarray], **options: Any) -> Any:
+            dims = {name: known[name] for name in values if name in known}
+            return arviz.dict_to_dataset(values, coords=dict(self.coords), dims=dims, **options)
+
+        measures = {
+            name: float(getattr(self, name))
+            for name in ("ess", "pareto_k", "log_evidence", "log_evidence_se")
+        }
+        groups = {
+            "posterior": dataset(draws),
+            "sample_stats": dataset(stats).assign(measures),
+        }
+        groups["sample_stats"].attrs.update(
+            trust=self.trust, method=self.method, reasons=" ".join(self.diagnostics.reasons)
+        )
+        if hasattr(arviz, "InferenceData"):
+            if data:
+                groups["observed_data"] = dataset(data, default_dims=[])
+            return arviz.InferenceData(**groups)
+        import xarray
+
+        if data:
+            groups["observed_data"] = dataset(data, sample_dims=[])
+        return xarray.DataTree.from_dict(groups)
+
+    def plot(self, sites: tuple[str, ...] | None = None) -> Figure:
+        """Weighted marginals of the sites; for a filtered series, bands over time."""
+        from retrodict.plots import plot_posterior
+
+        self._one("plot()")
+        return plot_posterior(self, sites)
+
+    def __len__(self) -> int:
+        if not self.batched:
+            raise TypeError("this Posterior is of one data set and has no length")
+        return int(self.log_weights.shape[0])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: int) -> Posterior:
+        number = range(len(self))[index]
+
+        def pick(value: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[number], value)
+
+        shared = {"method", "dims", "coords", "extra"}
+        parts = {
+            f.name: pick(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name not in shared
+        }
+        return dataclasses.replace(self, **parts)
+
+    def __iter__(self) -> Iterator[Posterior]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        sites = ", ".join(self.samples)
+        if self.batched:
+            counts = {grade: int(np.sum(self.trust == grade)) for grade in GRADES}
+            said = ", ".join(f"{count} {grade}" for grade, count in counts.items() if count)
+            return f"<Posterior of {sites}: {len(self)} data sets × {self.num_particles}, {said}>"
+        return (
+            f"<Posterior of {sites}: {self.num_particles} particles, ess {float(self.ess):.0f}, "
+            f"log evidence {float(self.log_evidence):.3f} ± {float(self.log_evidence_se):.2g}, "
+            f"trust {self.trust}>"
+        )
+
+    def _site(self, name: str) -> Array:
+        if name not in self.samples:
+            raise KeyError(f"no latent site {name!r} here; there are: {', '.join(self.samples)}")
+        return self.samples[name]
+
+    def _one(self, what: str) -> None:
+        if self.batched:
+            raise ValueError(
+                f"{what} is of one data set, and this Posterior holds {len(self)}: "
+                f"pick one, as in posterior[0].{what}"
+            )
+
+
+def make_posterior(
+    samples: Mapping[str, Array],
+    log_weights: Float[Array, "*datasets particles"],
+    *,
+    log_evidence: Float[Array, "*datasets"] | LogEvidence | None = None,
+    log_evidence_se: Float[Array, "*datasets"] | None = None,
+    num_nonfinite: Int[Array, "*datasets"] | None = None,
+    num_resamplings: Int[Array, "*datasets"] | None = None,
+    ancestors: Int[Array, "*datasets stages particles"] | None = None,
+    eves: Int[Array, "*datasets particles"] | None = None,
+    **fields: Any,
+) -> Posterior:
+    """A `Posterior` from particles and their unnormalised log weights.
+
+    Args:
+        samples: site → `(particles, *shape)`, with a leading axis if there are many data sets.
+        log_weights: unnormalised, those of the last stage.
+        log_evidence: from all stages; without it, the log mean of `log_weights`.
+        log_evidence_se: its standard error; without it, estimated from weights and ancestry.
+        num_nonfinite: weights found non-finite at earlier stages and set to zero since.
+        num_resamplings: how often the population was resampled.
+        ancestors: index of each particle's parent, at every stage.
+        eves: index of each particle's ancestor in the first population, if `ancestors` is not kept.
+        fields: the other fields of `Posterior`.
+    """
+    shape = log_weights.shape[:-1]
+    if eves is None and ancestors is not None and ancestors.shape[-2]:
+        eves = _each(bool(shape), trace_eves)(ancestors)
+    earlier = jnp.zeros(shape, jnp.int32) if num_nonfinite is None else jnp.asarray(num_nonfinite)
+    times = jnp.zeros(shape, jnp.int32) if num_resamplings is None else jnp.asarray(num_resamplings)
+    stages = _stages(fields.get("ess_by_stage"))
+    log_normalised, log_mean, found, broken = _each(bool(shape), _weigh)(
+        jnp.asarray(log_weights), log_evidence_se, earlier, eves, times, np.full(shape, stages)
+    )
+    if isinstance(log_evidence, LogEvidence):
+        log_evidence = log_evidence.value()
+    evidence = log_mean if log_evidence is None else log_evidence
+    # [()] makes a number of an array without axes, and leaves others as they are
+    return Posterior(
+        samples=dict(samples),
+        log_weights=log_normalised,
+        log_evidence=np.asarray(evidence, np.float64)[()],
+        log_evidence_se=np.asarray(found.log_evidence_se)[()],
+        ess=np.asarray(found.ess)[()],
+        pareto_k=np.asarray(found.pareto_k)[()],
+        grade=np.asarray(found.grade)[()],
+        measures=np.asarray(found.measures),
+        num_nonfinite=np.asarray(earlier + broken)[()],
+        num_resamplings=np.asarray(times)[()],
+        ancestors=ancestors,
+        eves=eves,
+        **fields,
+    )
+
+
+def _stages(ess_by_stage: Array | None) -> int:
+    return 1 if ess_by_stage is None else max(int(ess_by_stage.shape[-1]), 1)
+
+
+def _weigh(
+    log_weights: Array,
+    log_evidence_se: Array | None,
+    earlier: Array,
+    eves: Array | None,
+    resamplings: Array,
+    stages: Array,
+) -> tuple[Array, Array, Assessment, Array]:
+    _, broken = drop_nonfinite(log_weights)
+    found = assess(
+        log_weights,
+        log_evidence_se,
+        num_nonfinite=earlier,
+        eves=eves,
+        resamplings=resamplings,
+        stages=stages,
+    )
+    return *normalise(log_weights), found, broken
+
+
+@eqx.filter_jit
+def _vmapped(function: Callable[..., Any], *arguments: Any) -> Any:
+    return jax.vmap(function)(*arguments)
+
+
+@eqx.filter_jit
+def _jitted(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _each(batched: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of one data set, compiled, over a leading axis of data sets if there is one."""
+    run = _vmapped if batched else _jitted
+    return lambda *arguments: run(function, *arguments)
+
+
+def _mean(log_weights: Array, values: Array) -> Array:
+    weights = jnp.exp(log_weights)
+    dead = (weights == 0.0).reshape(-1, *(1,) * (values.ndim - 1))
+    # a particle of zero weight may be NaN or infinite: that is often why it has none
+    kept = jnp.where(dead, 0, values).astype(weights.dtype)
+    mean = jnp.tensordot(weights, kept, axes=1)
+    return jnp.where(jnp.all(dead), jnp.nan, mean)
+
+
+def _sd(log_weights: Array, values: Array) -> Array:
+    centred = values - _mean(log_weights, values)
+    return jnp.sqrt(_mean(log_weights, centred**2))
+
+
+def _mcse(log_weights: Array, values: Array, eves: Array) -> Array:
+    """Standard error of the weighted mean m, for each element of a site.
+
+        se² = Σ_g (Σ_{k in g} W_k (x_k - m))²
+
+    with particles grouped by what makes them dependent. Of two groupings the larger error counts:
+    by first ancestor (Chan & Lai 2013), and for numbers that are not integers by value, as equal
+    ones are copies from one draw. Without resampling every particle is a group, and this is the
+    delta method for self-normalised importance sampling.
+    """
+    weights = jnp.exp(log_weights)
+    num = weights.shape[0]
+    flat = values.reshape(num, -1)
+    terms = weights[:, None] * (flat - _mean(log_weights, flat))
+    terms = jnp.where(weights[:, None] > 0.0, terms, 0.0)
+
+    def grouped(groups: Array, terms: Array) -> Array:
+        return jnp.sum(jnp.zeros(num).at[groups].add(terms) ** 2)
+
+    variance = jax.vmap(grouped, in_axes=(None, 1))(eves, terms)
+    if jnp.issubdtype(values.dtype, jnp.floating):
+
+        def by_value(value: Array, terms: Array) -> Array:
+            order = jnp.argsort(value)
+            new = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(value[order]) != 0.0])
+            return grouped(jnp.cumsum(new), terms[order])
+
+        variance = jnp.maximum(variance, jax.vmap(by_value, in_axes=1)(flat, terms))
+    return jnp.sqrt(variance).reshape(values.shape[1:])
+
+
+def weighted_hdi(
+    values: np.ndarray, log_weights: np.ndarray, probability: float
+) -> tuple[float, float]:
+    """The narrowest interval between two of the values that holds at least that much weight."""
+    weights = np.exp(np.asarray(log_weights, np.float64))
+    alive = weights > 0.0
+    if not alive.any():
+        return math.nan, math.nan
+    points, group = np.unique(values[alive], return_inverse=True)
+    cumulative = np.cumsum(np.bincount(group, weights[alive]))
+    cumulative /= cumulative[-1]
+    start = np.append(0.0, cumulative[:-1])
+    # rounding may leave the sum from the first value on just short of what it must hold
+    last = np.searchsorted(cumulative, start + probability * (1.0 - 1e-9))
+    first = np.flatnonzero(last < len(points))
+    widths = points[last[first]].astype(float) - points[first]
+    best = first[int(np.argmin(widths))]
+    return float(points[best]), float(points[last[best]])
+
+
+def _rounded(table: pd.DataFrame, round_to: int | Literal["auto"] | None) -> pd.DataFrame:
+    if round_to is None:
+        return table
+    table["ess"] = table["ess"].round(0)
+    numbers = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean"]
+    if round_to != "auto":
+        table[numbers] = table[numbers].round(round_to)
+        return table
+    for label, error in table["mcse_mean"].items():
+        decimals = 1 - math.floor(math.log10(error)) if error > 0.0 and np.isfinite(error) else 3
+        table.loc[label, numbers] = table.loc[label, numbers].round(decimals)
+    return table

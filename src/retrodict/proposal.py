@@ -1,0 +1,311 @@
+"""Networks and data in; draws of all latents from the inverse, with their log q, out.
+
+q(x | y) = ∏ q(x_i | PaH(x_i)) in the order of the inverse, Paige & Wood (2016), sec. 3.1: copies
+along plates at once, steps of a scan one after the other. All functions are of one particle;
+`vmap` over keys gives a population, and what depends on the data alone is then computed once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from retrodict.contexts import Assembly, Values, assemble, follows_time
+from retrodict.design import designs
+from retrodict.factors import Factor
+from retrodict.graph import Graph
+from retrodict.inverse import Inverse
+from retrodict.model import Evaluation, carry_leaves
+from retrodict.networks import ConditionalMADE
+
+Networks: TypeAlias = Mapping[str, ConditionalMADE]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Factors drawn together: one outside of time, or all those of a scan's step."""
+
+    factors: tuple[Factor, ...]
+    scan: int | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An inverse made ready to draw from.
+
+    Attributes:
+        inverse: the model turned round.
+        assemblies: for each factor that has a network, how it gets its inputs.
+        designs: constants that tell elements apart.
+        stages: the factors in the order drawn.
+    """
+
+    inverse: Inverse
+    assemblies: Mapping[tuple[str, ...], Assembly]
+    designs: dict[str, Array]
+    stages: tuple[Stage, ...]
+
+    @staticmethod
+    def of(inverse: Inverse) -> "Proposal":
+        """Work out contexts and stages."""
+        graph = inverse.graph
+        constants = designs(graph)
+        assemblies = {
+            f.latents: assemble(graph, f, constants) for f in inverse.factors if not f.own
+        }
+        stages: list[Stage] = []
+        for factor in inverse.factors:
+            scan = graph.sites[factor.latents[0]].scan if factor.time else None
+            if scan is not None and stages and stages[-1].scan == scan:
+                stages[-1] = Stage((*stages[-1].factors, factor), scan)
+            else:
+                stages.append(Stage((factor,), scan))
+        return Proposal(inverse, assemblies, constants, tuple(stages))
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph."""
+        return self.inverse.graph
+
+    def networks(self) -> dict[str, list[Assembly]]:
+        """The assemblies of the factors that share each network."""
+        shared: dict[str, list[Assembly]] = {}
+        for assembly in self.assemblies.values():
+            shared.setdefault(str(assembly.factor.network), []).append(assembly)
+        return shared
+
+    def draw(
+        self, networks: Networks, rng_key: PRNGKeyArray, data: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """All latents given the data, and log q of the draw."""
+        values: dict[str, Array] = dict(data)
+        log_q = jnp.zeros(())
+        for number, stage in enumerate(self.stages):
+            stage_key = jax.random.fold_in(rng_key, number)
+            if stage.scan is None:
+                drawn, stage_log_q = self.draw_factor(networks, stage_key, stage.factors[0], values)
+            elif follows_time(self.graph, stage.factors[0]) is not None:
+                drawn, stage_log_q = self._draw_forward(networks, stage_key, stage, values)
+            else:
+                drawn, stage_log_q = self._draw_backward(networks, stage_key, stage, values)
+            values |= drawn
+            log_q = log_q + stage_log_q
+        latents = {name: values[name] for name in self.graph.latent}
+        return latents, log_q
+
+    def draw_factor(
+        self, networks: Networks, rng_key: PRNGKeyArray, factor: Factor, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """The latents of one factor outside of time, all copies at once."""
+        if factor.own:
+            return self._draw_own(rng_key, factor.latents, values)
+        assembly = self.assemblies[factor.latents]
+        known = {**values, **self.designs}
+        x, log_q = self._copies(networks, rng_key, assembly, known, ())
+        return assembly.gather(x, self.graph.sites), log_q
+
+    def _draw_own(
+        self, rng_key: PRNGKeyArray, names: Sequence[str], values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """From the model's own conditional; what else the run draws is not used."""
+        found = self.graph.program.run(rng_key, values)
+        log_q = sum((found.log_density[name].sum() for name in names), jnp.zeros(()))
+        return {name: found.values[name] for name in names}, log_q
+
+    def _copies(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        assembly: Assembly,
+        values: Values,
+        leading: tuple[Any, ...],
+        summaries: Values | None = None,
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """Draw every copy along plates, copy axes first; `leading` is the index in time, if any."""
+        network = networks[str(assembly.factor.network)]
+        sizes = assembly.copies[len(leading) :]
+
+        def one(key: PRNGKeyArray, index: tuple[Array, ...], given: Values) -> Any:
+            context = assembly.context(values, (*leading, *index), given)
+            return network.sample_and_log_prob(key, context)
+
+        if not sizes:
+            x, log_q = one(rng_key, (), summaries or {})
+            return x, log_q
+        total = int(np.prod(sizes))
+        index = jnp.unravel_index(jnp.arange(total), sizes)
+        flat = jax.tree.map(lambda s: s.reshape(total, *s.shape[len(sizes) :]), summaries or {})
+        x, log_q = jax.vmap(one)(jax.random.split(rng_key, total), index, flat)
+        shaped = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
+        return shaped, log_q.sum()
+
+    def _draw_forward(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        assert stage.scan is not None
+        length = self.graph.scan_lengths[stage.scan]
+        summaries = self.summaries(networks, stage, values)
+        carry = self.graph.program.initial_carry(stage.scan, values)
+
+        def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
+            time, key = inputs
+            carry, drawn, log_q, _ = self.draw_step(
+                networks, key, stage, values, time, carry, summaries
+            )
+            return carry, (drawn, log_q)
+
+        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
+        backward = self.graph.reversed_scans[stage.scan]
+        _, (drawn, log_q) = jax.lax.scan(step, carry, (times, keys), reverse=backward)
+        return drawn, log_q.sum()
+
+    def draw_step(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        stage: Stage,
+        values: Values,
+        time: Array,
+        carry: Any,
+        summaries: Mapping[tuple[str, ...], Values],
+    ) -> tuple[Any, dict[str, Array], Float[Array, ""], Evaluation]:
+        """One step of a scan, drawn given the carry.
+
+        Returns:
+            the carry after the step, its latents, their log q, and the step's densities.
+        """
+        assert stage.scan is not None
+        program, sites = self.graph.program, self.graph.sites
+        inside = set(program.scan_sites[stage.scan])
+        outer = {name: v for name, v in values.items() if name not in inside}
+        given = {name: jnp.asarray(v)[time] for name, v in values.items() if name in inside}
+        # In a step, arrays of time hold one entry, that of the step.
+        constants = {
+            key: value[time][None] if sites[key.rpartition(" ")[0]].time else value
+            for key, value in self.designs.items()
+        }
+        constants |= {n: leaf[None] for n, leaf in carry_leaves(stage.scan, carry).items()}
+        log_q = jnp.zeros(())
+        own: list[str] = []
+        for number, factor in enumerate(stage.factors):
+            if factor.own:
+                own += factor.latents
+                continue
+            assembly = self.assemblies[factor.latents]
+            known = {**outer, **constants, **{n: v[None] for n, v in given.items()}}
+            now = {n: s[..., time, :] for n, s in summaries.get(factor.latents, {}).items()}
+            key = jax.random.fold_in(rng_key, number)
+            x, factor_log_q = self._copies(networks, key, assembly, known, (jnp.array(0),), now)
+            given |= _one_step(assembly, x, sites)
+            log_q = log_q + factor_log_q
+        last_key = jax.random.fold_in(rng_key, len(stage.factors))
+        carry, found = program.step(last_key, stage.scan, outer, time, carry, given)
+        log_q = log_q + sum((found.log_density[n].sum() for n in own), jnp.zeros(()))
+        latents = {n: found.values[n] for n in inside if not sites[n].observed}
+        return carry, latents, log_q, found
+
+    def summaries(
+        self, networks: Networks, stage: Stage, values: Values
+    ) -> dict[tuple[str, ...], dict[str, Array]]:
+        """For each factor of a scan, its series as seen from every step: plates, time, features."""
+        found: dict[tuple[str, ...], dict[str, Array]] = {}
+        known = {**values, **self.designs}
+        for factor in stage.factors:
+            if factor.own or not self.assemblies[factor.latents].series:
+                continue
+            assembly = self.assemblies[factor.latents]
+            found[factor.latents] = {
+                name: self._suffixes(networks, assembly, name, known) for name in assembly.series
+            }
+        return found
+
+    def _suffixes(self, networks: Networks, assembly: Assembly, name: str, values: Values) -> Array:
+        network, factor = networks[str(assembly.factor.network)], assembly.factor
+        scan = self.graph.sites[factor.latents[0]].scan
+        assert scan is not None
+        length, sizes = assembly.copies[0], assembly.copies[1:]
+
+        def one(*plates: Array) -> Array:
+            if not self.graph.reversed_scans[scan]:
+                whole = assembly.whole_series(name, values, (jnp.array(0), *plates), masked=False)
+                return network.suffixes(name, whole)
+
+            def at(time: Array) -> Array:
+                seen = assembly.whole_series(name, values, (time, *plates), masked=True)
+                return network.summary(name, seen)
+
+            return jax.vmap(at)(jnp.arange(length))
+
+        if not sizes:
+            return one()
+        total = int(np.prod(sizes))
+        made = jax.vmap(one)(*jnp.unravel_index(jnp.arange(total), sizes))
+        return made.reshape(*sizes, *made.shape[1:])
+
+    def _draw_backward(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """Against the direction of time: a step sees those after it, which are kept whole."""
+        assert stage.scan is not None
+        sites, length = self.graph.sites, self.graph.scan_lengths[stage.scan]
+        names = [name for factor in stage.factors for name in factor.latents]
+        blank = {n: jnp.zeros(sites[n].shape, sites[n].dtype) for n in names}
+
+        def step(drawn: dict[str, Array], inputs: Any) -> tuple[dict[str, Array], Array]:
+            time, key = inputs
+            log_q = jnp.zeros(())
+            for number, factor in enumerate(stage.factors):
+                assembly = self.assemblies[factor.latents]
+                known = {**values, **self.designs, **drawn}
+                factor_key = jax.random.fold_in(key, number)
+                x, factor_log_q = self._copies(networks, factor_key, assembly, known, (time,))
+                now = _one_step(assembly, x, sites)
+                drawn = drawn | {n: drawn[n].at[time].set(v) for n, v in now.items()}
+                log_q = log_q + factor_log_q
+            return drawn, log_q
+
+        forward = self.graph.reversed_scans[stage.scan]
+        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
+        drawn, log_q = jax.lax.scan(step, blank, (times, keys), reverse=not forward)
+        return drawn, log_q.sum()
+
+    def log_prob(self, networks: Networks, values: Values) -> Float[Array, ""]:
+        """log q of the latents among `values`, which holds the data as well."""
+        found = self.graph.program.run(None, values)
+        known = {**values, **found.carries, **self.designs}
+        log_q = jnp.zeros(())
+        for factor in self.inverse.factors:
+            if factor.own:
+                log_q += sum(found.log_density[name].sum() for name in factor.latents)
+                continue
+            assembly = self.assemblies[factor.latents]
+            network = networks[str(factor.network)]
+
+            def one(*index: Array, assembly: Assembly = assembly, network: Any = network) -> Array:
+                x, context = assembly.x(known, index), assembly.context(known, index)
+                density: Array = network.log_prob(context, x)
+                return density
+
+            if assembly.copies:
+                total = int(np.prod(assembly.copies))
+                index = jnp.unravel_index(jnp.arange(total), assembly.copies)
+                log_q += jax.vmap(one)(*index).sum()
+            else:
+                log_q += one()
+        return log_q
+
+
+def _one_step(assembly: Assembly, x: Values, sites: Mapping[str, Any]) -> dict[str, Array]:
+    """Values of one step's latent sites from those of its copies along plates."""
+    found = {}
+    for latent, name, axes in zip(
+        assembly.latents, assembly.factor.latents, assembly.own_axes, strict=True
+    ):
+        places = [axis - 1 for axis in axes[1:]]  # without the axis of time
+        array = jnp.moveaxis(x[latent.name], range(len(places)), places)
+        found[name] = array.reshape(sites[name].shape[1:]).astype(sites[name].dtype)
+    return found
