@@ -160,7 +160,6 @@ def test_series_summaries_are_those_of_its_suffixes():
 
 
 def test_associative_scan_is_the_recurrence():
-    encode = encoder(Series("walk", (Value("u", constraints.real, (2,)),)), seed=3)
     one = Embedding(element=(16, 16), summary=(8,), recurrent=12, recurrences=1)
     encode = build_encoder(np.random.default_rng(3), WALK, one)
     u = jax.random.normal(jax.random.key(0), (20, 2))

@@ -4,18 +4,34 @@ An implementation of, and beyond, "Inference Networks for Sequential Monte Carlo
 Models" (Paige & Wood, ICML 2016).
 """
 
+from retrodict.artefact import DamagedFile, NewerFormat
+from retrodict.compiled import Compiled, History, compile
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.factors import Factor
 from retrodict.graph import Graph, Site, trace
 from retrodict.inverse import Inverse, invert
+from retrodict.networks import MADE
+from retrodict.posterior import Posterior
+from retrodict.saving import WrongModel, load
+from retrodict.train import Training
 
 __all__ = [
+    "MADE",
+    "Compiled",
+    "DamagedFile",
     "DataError",
     "Factor",
     "Graph",
+    "History",
     "Inverse",
+    "NewerFormat",
+    "Posterior",
     "Site",
+    "Training",
     "UnsupportedModel",
+    "WrongModel",
+    "compile",
     "invert",
+    "load",
     "trace",
 ]

@@ -101,7 +101,7 @@ class ValueEncoder(eqx.Module):
                 "Networks take one value at a time: use jax.vmap for a batch."
             )
         raw, columns = value_columns(self.spec, x)
-        u = self.scaling(raw)
+        u = jnp.clip(self.scaling(raw), -1e30, 1e30)
         fine, plain = (np.array([c == kind for c in columns]) for kind in ("fine", "plain"))
         # a real's small distances from the centre may matter over orders of magnitude
         bent = jnp.where(fine, jnp.arcsinh(30 * u) / 4, compress(u))

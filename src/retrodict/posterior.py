@@ -30,10 +30,14 @@ from retrodict.weights import (
     num_families,
     pareto_k,
     trace_eves,
+    weighted_hdi,
+    weighted_mcse,
+    weighted_mean,
+    weighted_sd,
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     from matplotlib.figure import Figure
 
 Trust = Literal["good", "fair", "poor"]
@@ -53,16 +57,14 @@ class Limit(NamedTuple):
 # An answer's grade is the worst that any one measure gives it. The first three limits are set by
 # experiment (tests/test_posterior.py): of the answers called good, at most 2 % may have a posterior
 # mean off by more than 3 of its own standard errors + 0.1 posterior standard deviations. For the
-# fifth: 1 % of average particles would have to lie 10 standard deviations out to move a mean by 0.1.
-# No limit can catch a mode in which the proposal never drew: its weights are absent, not large.
+# fifth: 1 % of average particles would have to lie 10 standard deviations out to move a mean by
+# 0.1. No limit can catch a mode where the proposal never drew: its weights are absent, not large.
 LIMITS = (
     Limit("effective sample size", "least", 150.0, 30.0, "means rest on few particles"),
     Limit("share of effective particles", "least", 0.05, 0.01, "the proposal fits badly"),
     Limit("Pareto k̂", "most", 0.5, 0.7, "so few weights carry so much that means converge slowly"),
     Limit("standard error of the log evidence", "most", 0.3, 1.0, "the evidence is uncertain"),
-    Limit(
-        "share of non-finite weights", "most", 0.01, 0.1, "densities failed and their mass is lost"
-    ),
+    Limit("share of non-finite weights", "most", 0.01, 0.1, "densities failed, their mass is lost"),
     Limit("number of first ancestors", "least", 50.0, 2.0, "the first draws left few survivors"),
 )
 
@@ -89,8 +91,8 @@ def assess(
     """Grade a population (0 good, 1 fair, 2 poor) by its weights and its ancestry; jittable.
 
     Log weights need not be normalised. Non-finite ones are counted on top of `num_nonfinite`,
-    those met at earlier `stages`. Without `log_evidence_se` it is estimated from weights and `eves`,
-    each particle's ancestor in the first population.
+    those met at earlier `stages`. `eves` are the particles' ancestors in the first population.
+    Without `log_evidence_se` it is estimated from weights and ancestry.
     """
     num = log_weights.shape[0]
     log_weights, broken = drop_nonfinite(log_weights)
@@ -222,24 +224,27 @@ class Posterior:
 
     def mean(self, site: str) -> Array:
         """Σ_k W_k x_k."""
-        return _each(self.batched, _mean)(self.log_weights, self._site(site))
+        mean: Array = _each(self.batched, weighted_mean)(self.log_weights, self._site(site))
+        return mean
 
     def sd(self, site: str) -> Array:
         """Square root of Σ_k W_k (x_k - mean)²."""
-        return _each(self.batched, _sd)(self.log_weights, self._site(site))
+        sd: Array = _each(self.batched, weighted_sd)(self.log_weights, self._site(site))
+        return sd
 
     def mcse(self, site: str) -> Array:
-        """Standard error of `mean(site)`: see `_mcse`."""
+        """Standard error of `mean(site)`: see `weights.weighted_mcse`."""
         eves = self.eves
         if eves is None:
             eves = jnp.broadcast_to(jnp.arange(self.num_particles), self.log_weights.shape)
-        return _each(self.batched, _mcse)(self.log_weights, self._site(site), eves)
+        error: Array = _each(self.batched, weighted_mcse)(self.log_weights, self._site(site), eves)
+        return error
 
     def expectation(self, fn: Callable[[dict[str, Array]], PyTree]) -> PyTree:
         """Weighted mean of fn over draws; fn takes one draw, a dict of site → value."""
 
         def one(log_weights: Array, samples: dict[str, Array]) -> PyTree:
-            return jax.tree.map(partial(_mean, log_weights), jax.vmap(fn)(samples))
+            return jax.tree.map(partial(weighted_mean, log_weights), jax.vmap(fn)(samples))
 
         # not compiled: a lambda is a new function each time it is written down
         run = jax.vmap(one) if self.batched else one
@@ -314,7 +319,10 @@ class Posterior:
 
         def dataset(values: Mapping[str, np.ndarray], **options: Any) -> Any:
             dims = {name: known[name] for name in values if name in known}
-            return arviz.dict_to_dataset(values, coords=dict(self.coords), dims=dims, **options)
+            # ArviZ leaves this function without types
+            return arviz.dict_to_dataset(  # type: ignore[no-untyped-call, unused-ignore]
+                values, coords=dict(self.coords), dims=dims, **options
+            )
 
         measures = {
             name: float(getattr(self, name))
@@ -327,14 +335,16 @@ class Posterior:
         groups["sample_stats"].attrs.update(
             trust=self.trust, method=self.method, reasons=" ".join(self.diagnostics.reasons)
         )
-        if hasattr(arviz, "InferenceData"):
-            if data:
-                groups["observed_data"] = dataset(data, default_dims=[])
+        old = int(arviz.__version__.split(".")[0]) < 1
+        if data:
+            # data have no chain and no draw; ArviZ 1.0 renamed the option that says so
+            groups["observed_data"] = dataset(
+                data, **{"default_dims" if old else "sample_dims": []}
+            )
+        if old:
             return arviz.InferenceData(**groups)
         import xarray
 
-        if data:
-            groups["observed_data"] = dataset(data, sample_dims=[])
         return xarray.DataTree.from_dict(groups)
 
     def plot(self, sites: tuple[str, ...] | None = None) -> Figure:
@@ -429,13 +439,14 @@ def make_posterior(
         jnp.asarray(log_weights), log_evidence_se, earlier, eves, times, np.full(shape, stages)
     )
     if isinstance(log_evidence, LogEvidence):
-        log_evidence = log_evidence.value()
-    evidence = log_mean if log_evidence is None else log_evidence
+        evidence = log_evidence.value()
+    else:
+        evidence = np.asarray(log_mean if log_evidence is None else log_evidence, np.float64)
     # [()] makes a number of an array without axes, and leaves others as they are
     return Posterior(
         samples=dict(samples),
         log_weights=log_normalised,
-        log_evidence=np.asarray(evidence, np.float64)[()],
+        log_evidence=evidence[()],
         log_evidence_se=np.asarray(found.log_evidence_se)[()],
         ess=np.asarray(found.ess)[()],
         pareto_k=np.asarray(found.pareto_k)[()],
@@ -487,71 +498,6 @@ def _each(batched: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one data set, compiled, over a leading axis of data sets if there is one."""
     run = _vmapped if batched else _jitted
     return lambda *arguments: run(function, *arguments)
-
-
-def _mean(log_weights: Array, values: Array) -> Array:
-    weights = jnp.exp(log_weights)
-    dead = (weights == 0.0).reshape(-1, *(1,) * (values.ndim - 1))
-    # a particle of zero weight may be NaN or infinite: that is often why it has none
-    kept = jnp.where(dead, 0, values).astype(weights.dtype)
-    mean = jnp.tensordot(weights, kept, axes=1)
-    return jnp.where(jnp.all(dead), jnp.nan, mean)
-
-
-def _sd(log_weights: Array, values: Array) -> Array:
-    centred = values - _mean(log_weights, values)
-    return jnp.sqrt(_mean(log_weights, centred**2))
-
-
-def _mcse(log_weights: Array, values: Array, eves: Array) -> Array:
-    """Standard error of the weighted mean m, for each element of a site.
-
-        se² = Σ_g (Σ_{k in g} W_k (x_k - m))²
-
-    with particles grouped by what makes them dependent. Of two groupings the larger error counts:
-    by first ancestor (Chan & Lai 2013), and for numbers that are not integers by value, as equal
-    ones are copies from one draw. Without resampling every particle is a group, and this is the
-    delta method for self-normalised importance sampling.
-    """
-    weights = jnp.exp(log_weights)
-    num = weights.shape[0]
-    flat = values.reshape(num, -1)
-    terms = weights[:, None] * (flat - _mean(log_weights, flat))
-    terms = jnp.where(weights[:, None] > 0.0, terms, 0.0)
-
-    def grouped(groups: Array, terms: Array) -> Array:
-        return jnp.sum(jnp.zeros(num).at[groups].add(terms) ** 2)
-
-    variance = jax.vmap(grouped, in_axes=(None, 1))(eves, terms)
-    if jnp.issubdtype(values.dtype, jnp.floating):
-
-        def by_value(value: Array, terms: Array) -> Array:
-            order = jnp.argsort(value)
-            new = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(value[order]) != 0.0])
-            return grouped(jnp.cumsum(new), terms[order])
-
-        variance = jnp.maximum(variance, jax.vmap(by_value, in_axes=1)(flat, terms))
-    return jnp.sqrt(variance).reshape(values.shape[1:])
-
-
-def weighted_hdi(
-    values: np.ndarray, log_weights: np.ndarray, probability: float
-) -> tuple[float, float]:
-    """The narrowest interval between two of the values that holds at least that much weight."""
-    weights = np.exp(np.asarray(log_weights, np.float64))
-    alive = weights > 0.0
-    if not alive.any():
-        return math.nan, math.nan
-    points, group = np.unique(values[alive], return_inverse=True)
-    cumulative = np.cumsum(np.bincount(group, weights[alive]))
-    cumulative /= cumulative[-1]
-    start = np.append(0.0, cumulative[:-1])
-    # rounding may leave the sum from the first value on just short of what it must hold
-    last = np.searchsorted(cumulative, start + probability * (1.0 - 1e-9))
-    first = np.flatnonzero(last < len(points))
-    widths = points[last[first]].astype(float) - points[first]
-    best = first[int(np.argmin(widths))]
-    return float(points[best]), float(points[last[best]])
 
 
 def _rounded(table: pd.DataFrame, round_to: int | Literal["auto"] | None) -> pd.DataFrame:

@@ -11,7 +11,7 @@ points below each particle's end is counted, which for one point a stratum is a 
 turn into ancestors by a scatter and a running sum.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
@@ -204,10 +204,6 @@ def _at_or_below(values: Int[Array, " particles"], num: int) -> Int[Array, " num
     return _running_sum(histogram[:-1])
 
 
-def _by_platform(cpu: Callable[..., Array], other: Callable[..., Array], *x: Array) -> Array:
-    return lax.platform_dependent(*x, cpu=cpu, default=other)
-
-
 def _running_sum(x: Int[Array, " n"]) -> Int[Array, " n"]:
     """Cumulative sum; on a CPU one pass, eight times faster there than XLA's parallel one."""
 
@@ -217,7 +213,8 @@ def _running_sum(x: Int[Array, " n"]) -> Int[Array, " n"]:
 
         return lax.scan(step, jnp.zeros((), x.dtype), x, unroll=UNROLL)[1]
 
-    return _by_platform(one_pass, jnp.cumsum, x)
+    total: Array = lax.platform_dependent(x, cpu=one_pass, default=jnp.cumsum)
+    return total
 
 
 def _running_sum_with_carry(
@@ -230,14 +227,19 @@ def _running_sum_with_carry(
         return a[0] + b[0] + (low < a[1]).astype(jnp.int32), low
 
     def one_pass(whole: Array, fraction: Array) -> Array:
-        def step(total: tuple[Array, Array], item: tuple[Array, Array]):
+        def step(
+            total: tuple[Array, Array], item: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Array], Array]:
             total = add(total, item)
             return total, total[0]
 
         start = (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32))
-        return lax.scan(step, start, (whole, fraction), unroll=UNROLL)[1]
+        ends: Array = lax.scan(step, start, (whole, fraction), unroll=UNROLL)[1]
+        return ends
 
     def in_parallel(whole: Array, fraction: Array) -> Array:
-        return lax.associative_scan(add, (whole, fraction))[0]
+        ends: Array = lax.associative_scan(add, (whole, fraction))[0]
+        return ends
 
-    return _by_platform(one_pass, in_parallel, whole, fraction)
+    total: Array = lax.platform_dependent(whole, fraction, cpu=one_pass, default=in_parallel)
+    return total

@@ -113,7 +113,7 @@ def heldout_loss(weights: PyTree, fixed: PyTree, rows: Any) -> Float[Array, ""]:
     return jnp.mean(jax.lax.map(partial(_loss, network), parts))
 
 
-@eqx.filter_jit(donate="all-except-first")
+@eqx.filter_jit
 def _one_pass(
     rows: Any,
     state: State,
@@ -163,7 +163,8 @@ class _Schedule:
 
     def rates(self, step: int, seconds: float, batches: int) -> np.ndarray[Any, Any]:
         steps = step + np.arange(batches)
-        warm = np.minimum((steps + 1) / 100, 1.0)
+        # A pass is always whole, so that it is compiled once; what is beyond the limit has no rate.
+        warm = np.minimum((steps + 1) / 100, 1.0) * (steps < self.training.max_steps)
         left = max(1.0 - self.progress(step, seconds), 0.0)
         rates: np.ndarray[Any, Any] = self.training.learning_rate * self.factor * warm * left**0.5
         return rates
@@ -233,11 +234,11 @@ def train_network(
                     break
                 number = jax.tree.leaves(rows)[0].shape[0]
                 batch = min(training.batch_size, number)
-                batches = min(number // batch, training.max_steps - step)
+                batches = number // batch
                 rates = jnp.asarray(schedule.rates(step, seconds, batches), jnp.float32)
                 pass_key, use_key = jax.random.split(pass_key)
                 state, _ = _one_pass(rows, state, fixed, use_key, rates, batch, training.clip)
-                step, passes = step + batches, passes + 1
+                step, passes = min(step + batches, training.max_steps), passes + 1
                 loss = float(heldout_loss(state.weights, fixed, heldout))
                 better = np.isfinite(loss) and loss < best_loss
                 if better:

@@ -1,4 +1,4 @@
-"""Log weights in; normalised weights, effective sample size, log evidence, its error and k̂ out.
+"""Log weights in; normalised weights, effective sample size, log evidence, k̂ and moments out.
 
 Functions of one population's weights, for `jax.vmap` to carry over many (the paper, sec. 2.1).
 A weight that is NaN or +inf tells of arithmetic that failed and counts as zero: `drop_nonfinite`
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 # A generalised Pareto fit needs five points at least; 20 % of 20 particles are four.
 FEWEST_IN_TAIL = 5
@@ -192,3 +192,78 @@ def _gpd_shape(x: Array, inside: Array, count: Array) -> Array:
     profile = jnp.where((j <= grid) & jnp.isfinite(profile), profile, -jnp.inf)
     b_mean = jnp.sum(jax.nn.softmax(profile) * b)
     return (n * shape(b_mean) + 5.0) / (n + 10.0)
+
+
+def weighted_mean(
+    log_weights: Float[Array, " particles"], values: Shaped[Array, "particles *shape"]
+) -> Float[Array, "*shape"]:
+    """Σ_k W_k x_k for normalised weights; NaN where every weight is zero."""
+    weights = jnp.exp(log_weights)
+    dead = (weights == 0.0).reshape(-1, *(1,) * (values.ndim - 1))
+    # a particle of zero weight may be NaN or infinite: that is often why it has none
+    kept = jnp.where(dead, 0, values).astype(weights.dtype)
+    mean = jnp.tensordot(weights, kept, axes=1)
+    return jnp.where(jnp.all(dead), jnp.nan, mean)
+
+
+def weighted_sd(
+    log_weights: Float[Array, " particles"], values: Shaped[Array, "particles *shape"]
+) -> Float[Array, "*shape"]:
+    """Square root of Σ_k W_k (x_k - mean)², for normalised weights."""
+    centred = values - weighted_mean(log_weights, values)
+    return jnp.sqrt(weighted_mean(log_weights, centred**2))
+
+
+def weighted_mcse(
+    log_weights: Float[Array, " particles"],
+    values: Shaped[Array, "particles *shape"],
+    eves: Int[Array, " particles"],
+) -> Float[Array, "*shape"]:
+    """Standard error of the weighted mean m, for each element of a site.
+
+        se² = Σ_g (Σ_{k in g} W_k (x_k - m))²
+
+    with particles grouped by what makes them dependent. Of two groupings the larger error counts:
+    by first ancestor (Chan & Lai 2013), and for numbers that are not integers by value, as equal
+    ones are copies from one draw. Without resampling every particle is a group, and this is the
+    delta method for self-normalised importance sampling.
+    """
+    weights = jnp.exp(log_weights)
+    num = weights.shape[0]
+    flat = values.reshape(num, -1)
+    terms = weights[:, None] * (flat - weighted_mean(log_weights, flat))
+    terms = jnp.where(weights[:, None] > 0.0, terms, 0.0)
+
+    def grouped(groups: Array, terms: Array) -> Array:
+        return jnp.sum(jnp.zeros(num).at[groups].add(terms) ** 2)
+
+    variance = jax.vmap(grouped, in_axes=(None, 1))(eves, terms)
+    if jnp.issubdtype(values.dtype, jnp.floating):
+
+        def by_value(value: Array, terms: Array) -> Array:
+            order = jnp.argsort(value)
+            new = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(value[order]) != 0.0])
+            return grouped(jnp.cumsum(new), terms[order])
+
+        variance = jnp.maximum(variance, jax.vmap(by_value, in_axes=1)(flat, terms))
+    return jnp.sqrt(variance).reshape(values.shape[1:])
+
+
+def weighted_hdi(
+    values: np.ndarray, log_weights: np.ndarray, probability: float
+) -> tuple[float, float]:
+    """The narrowest interval between two of the values that holds at least that much weight."""
+    weights = np.exp(np.asarray(log_weights, np.float64))
+    alive = weights > 0.0
+    if not alive.any():
+        return np.nan, np.nan
+    points, group = np.unique(values[alive], return_inverse=True)
+    cumulative = np.cumsum(np.bincount(group, weights[alive]))
+    cumulative = cumulative / cumulative[-1]
+    start = np.append(0.0, cumulative[:-1])
+    # rounding may leave the sum from the first value on just short of what it must hold
+    last = np.searchsorted(cumulative, start + probability * (1.0 - 1e-9))
+    first = np.flatnonzero(last < len(points))
+    widths = points[last[first]].astype(float) - points[first]
+    best = first[int(np.argmin(widths))]
+    return float(points[best]), float(points[last[best]])

@@ -1,0 +1,251 @@
+"""A NumPyro model in; trained networks that answer any data set out.
+
+`compile` runs every stage: trace, invert, simulate, train. `Compiled` is what it leaves: the model
+with its inverse and networks, ready to infer, to train on, and to keep in a file.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from retrodict.contexts import Assembly
+from retrodict.data import check_data
+from retrodict.graph import Graph, trace
+from retrodict.inverse import Inverse, Method, invert
+from retrodict.networks import MADE, ConditionalMADE
+from retrodict.posterior import Posterior, make_posterior
+from retrodict.proposal import Proposal
+from retrodict.synthetic import Simulator, names_of
+from retrodict.train import NetworkHistory, Progress, Training, train_network
+
+InferMethod = Literal["auto", "importance"]
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened in training, by network.
+
+    Attributes:
+        networks: held-out loss of every network over steps, and how its training ended.
+    """
+
+    networks: Mapping[str, NetworkHistory] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> int:
+        """Joint draws made."""
+        return sum(h.rejected.simulated for h in self.networks.values())
+
+    @property
+    def rejected(self) -> dict[tuple[str, str], int]:
+        """Draws dropped, by site and reason."""
+        total: dict[tuple[str, str], int] = {}
+        for history in self.networks.values():
+            for what, number in history.rejected.dropped.items():
+                total[what] = total.get(what, 0) + number
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A model, compiled.
+
+    Attributes:
+        graph: the model's dependency graph.
+        inverse: the graph turned round.
+        networks: one a distinct factor, by name.
+        estimator: the size of the networks.
+        history: of training.
+    """
+
+    proposal: Proposal
+    networks: dict[str, ConditionalMADE]
+    estimator: MADE
+    history: History
+
+    @property
+    def graph(self) -> Graph:
+        """The model's dependency graph."""
+        return self.proposal.graph
+
+    @property
+    def inverse(self) -> Inverse:
+        """The graph turned round."""
+        return self.proposal.inverse
+
+    def train(
+        self, rng_key: PRNGKeyArray, training: Training, *, progress_bar: bool = True
+    ) -> "Compiled":
+        """Go on training from where it stood; gives a new `Compiled`."""
+        return _trained(rng_key, self, training, progress_bar)
+
+    def save(self, path: str | Path) -> Path:
+        """Keep it in one file, written whole or not at all; `retrodict.load` reads it."""
+        from retrodict.saving import save
+
+        return save(self, path)
+
+    def propose(
+        self, rng_key: PRNGKeyArray, data: Mapping[str, Any], num_samples: int
+    ) -> tuple[dict[str, Array], Float[Array, " samples"]]:
+        """Draws from the raw networks, unweighted, and their log q."""
+        checked = check_data(self.graph, data)
+        keys = jax.random.split(rng_key, num_samples)
+        samples, log_q = self._propose(self.networks, keys, checked)
+        return samples, log_q
+
+    @cached_property
+    def _propose(self) -> Callable[..., Any]:
+        return jax.jit(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)))
+
+    def log_prob(
+        self, samples: Mapping[str, Any], data: Mapping[str, Any]
+    ) -> Float[Array, " samples"]:
+        """log q of draws of all latents, with a leading axis."""
+        checked = check_data(self.graph, data)
+        latents = {name: jnp.asarray(samples[name]) for name in self.graph.latent}
+        log_q: Array = self._log_prob(self.networks, latents, checked)
+        return log_q
+
+    @cached_property
+    def _log_prob(self) -> Callable[..., Any]:
+        def one(networks: Any, latents: Any, data: Any) -> Array:
+            return self.proposal.log_prob(networks, {**data, **latents})
+
+        return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+
+    def infer(
+        self,
+        rng_key: PRNGKeyArray,
+        data: Mapping[str, Any],
+        num_particles: int = 1000,
+        *,
+        method: InferMethod = "auto",
+    ) -> Posterior:
+        """A weighted posterior for one data set, its evidence, and a verdict on both."""
+        if method not in ("auto", "importance"):
+            raise ValueError(f"method is {method!r}; there are 'auto' and 'importance'")
+        checked = check_data(self.graph, data)
+        keys = jax.random.split(rng_key, num_particles)
+        samples, log_weights = self._importance(self.networks, keys, checked)
+        return make_posterior(samples, log_weights, method="importance", data=checked)
+
+    @cached_property
+    def _importance(self) -> Callable[..., Any]:
+        """log w = log p(x, y) − log q(x | y), with the model's own density."""
+
+        def one(networks: Any, rng_key: PRNGKeyArray, data: Any) -> Any:
+            latents, log_q = self.proposal.draw(networks, rng_key, data)
+            found = self.graph.program.run(None, {**data, **latents})
+            log_p = sum((d.sum() for d in found.log_density.values()), jnp.zeros(()))
+            return {**latents, **found.deterministic}, log_p - log_q
+
+        return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+
+
+def compile(
+    rng_key: PRNGKeyArray,
+    model: Callable[..., Any],
+    observed: Sequence[str],
+    *,
+    model_args: tuple[Any, ...] = (),
+    model_kwargs: Mapping[str, Any] | None = None,
+    inverse: Method = "auto",
+    estimator: MADE = MADE(),  # noqa: B008 (frozen)
+    training: Training = Training(),  # noqa: B008 (frozen)
+    progress_bar: bool = True,
+) -> Compiled:
+    """Compile a NumPyro model into fast inference: minutes, once, without data.
+
+    Args:
+        rng_key: same key, same machine, same networks, unless `max_seconds` ends the training.
+        model: an ordinary NumPyro model.
+        observed: names of the sites that will be data.
+        model_args, model_kwargs: what to call the model with: sizes and fixed covariates.
+        inverse: how to turn the graph round, see `invert`.
+        estimator: size of the networks.
+        training: the schedule.
+        progress_bar: whether to show one.
+    """
+    graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
+    proposal = Proposal.of(invert(graph, inverse))
+    build_key, train_key = jax.random.split(rng_key)
+    networks = {}
+    for number, (name, assemblies) in enumerate(proposal.networks().items()):
+        key = jax.random.fold_in(build_key, number)
+        networks[name] = estimator.build(key, assemblies[0].latents, assemblies[0].inputs)
+    fresh = Compiled(proposal, networks, estimator, History())
+    return _trained(train_key, fresh, training, progress_bar)
+
+
+def _trained(
+    rng_key: PRNGKeyArray, compiled: Compiled, training: Training, progress_bar: bool
+) -> Compiled:
+    """Train every network in turn; each has an equal share of the time that is left."""
+    begun = time.perf_counter()
+    networks = dict(compiled.networks)
+    histories = dict(compiled.history.networks)
+    shared = compiled.proposal.networks()
+    interrupted = False
+    for number, (name, assemblies) in enumerate(shared.items()):
+        share = None
+        if training.max_seconds is not None:
+            left = training.max_seconds - (time.perf_counter() - begun)
+            share = max(left, 0.0) / (len(shared) - number)
+        simulator = _simulator(compiled, assemblies, training)
+        progress = Progress(
+            f"{names_of(assemblies)} ({number + 1}/{len(shared)})", training, share, progress_bar
+        )
+        try:
+            networks[name], histories[name] = train_network(
+                jax.random.fold_in(rng_key, number),
+                networks[name],
+                simulator,
+                training if not interrupted else replace(training, max_steps=0),
+                history=histories.get(name),
+                max_seconds=share,
+                report=progress,
+            )
+        finally:
+            progress.close()
+        interrupted = interrupted or histories[name].stopped == "interrupted"
+    if interrupted:
+        warnings.warn(
+            "training was interrupted: the networks are the best so far. Answers are right in the "
+            "limit, but may need more particles; compiled.train goes on",
+            stacklevel=3,
+        )
+    _warn_of_dropped(histories)
+    return replace(compiled, networks=networks, history=History(histories))
+
+
+def _simulator(compiled: Compiled, assemblies: Sequence[Assembly], training: Training) -> Simulator:
+    graph, designs = compiled.graph, compiled.proposal.designs
+    return Simulator(graph, tuple(assemblies), designs, training.copies)
+
+
+def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:
+    for history in histories.values():
+        if history.rejected.fraction > 0.05:
+            warnings.warn(
+                f"{history.rejected.fraction:.0%} of the draws from the prior were dropped, for "
+                f"float32 cannot hold them: {history.rejected.describe()}. The networks have "
+                "learned the rest; weights are not affected",
+                stacklevel=4,
+            )
+            return
+
+
+def parameter_count(networks: Mapping[str, ConditionalMADE]) -> int:
+    """How many weights there are in all."""
+    leaves = jax.tree.leaves(dict(networks))
+    return sum(int(np.size(leaf)) for leaf in leaves if isinstance(leaf, jax.Array))
