@@ -86,18 +86,27 @@ class Proposal:
         log_q = jnp.zeros(())
         for number, stage in enumerate(self.stages):
             stage_key = jax.random.fold_in(rng_key, number)
-            if stage.scan is None:
-                drawn, stage_log_q = self.draw_factor(networks, stage_key, stage.factors[0], values)
-            elif follows_time(self.graph, stage.factors[0]) is not None:
-                drawn, stage_log_q = self._draw_forward(networks, stage_key, stage, values)
-            else:
-                drawn, stage_log_q = self._draw_backward(networks, stage_key, stage, values)
+            drawn, stage_log_q = self.draw_stage(networks, stage_key, stage, values)
             values |= drawn
             log_q = log_q + stage_log_q
         latents = {name: values[name] for name in self.graph.latent}
         return latents, log_q
 
-    def draw_factor(
+    def runs_forward(self, stage: Stage) -> bool:
+        """Whether a stage is a series drawn in the direction of time."""
+        return follows_time(self.graph, stage.factors[0]) is not None
+
+    def draw_stage(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        """The latents of one stage given what has been drawn before, and their log q."""
+        if stage.scan is None:
+            return self._draw_factor(networks, rng_key, stage.factors[0], values)
+        if self.runs_forward(stage):
+            return self._draw_forward(networks, rng_key, stage, values)
+        return self._draw_backward(networks, rng_key, stage, values)
+
+    def _draw_factor(
         self, networks: Networks, rng_key: PRNGKeyArray, factor: Factor, values: Values
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
         """The latents of one factor outside of time, all copies at once."""
@@ -151,10 +160,14 @@ class Proposal:
         summaries = self.summaries(networks, stage, values)
         carry = self.graph.program.initial_carry(stage.scan, values)
 
+        outer, series = self.split(stage.scan, values)
+
         def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
             time, key = inputs
+            given = {name: value[time] for name, value in series.items()}
+            now = at_step(summaries, time)
             carry, drawn, log_q, _ = self.draw_step(
-                networks, key, stage, values, time, carry, summaries
+                networks, key, stage, outer, given, time, carry, now
             )
             return carry, (drawn, log_q)
 
@@ -163,26 +176,41 @@ class Proposal:
         _, (drawn, log_q) = jax.lax.scan(step, carry, (times, keys), reverse=backward)
         return drawn, log_q.sum()
 
+    def split(self, scan: int, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Values of the sites outside a scan, and of those inside."""
+        inside = set(self.graph.program.scan_sites[scan])
+        outer = {name: v for name, v in values.items() if name not in inside}
+        return outer, {name: jnp.asarray(v) for name, v in values.items() if name in inside}
+
     def draw_step(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
         stage: Stage,
-        values: Values,
+        outer: Values,
+        given: Values,
         time: Array,
         carry: Any,
         summaries: Mapping[tuple[str, ...], Values],
     ) -> tuple[Any, dict[str, Array], Float[Array, ""], Evaluation]:
-        """One step of a scan, drawn given the carry.
+        """One step of a scan, drawn given the carry, at a cost that does not depend on its length.
+
+        Args:
+            networks: by name.
+            rng_key: of this step.
+            stage: the factors of the step.
+            outer: values of the sites outside of the scan.
+            given: this step's observed values.
+            time: which step, for the constants of the model.
+            carry: what the step before left.
+            summaries: what there is to be known of the rest of the series, seen from this step.
 
         Returns:
             the carry after the step, its latents, their log q, and the step's densities.
         """
         assert stage.scan is not None
         program, sites = self.graph.program, self.graph.sites
-        inside = set(program.scan_sites[stage.scan])
-        outer = {name: v for name, v in values.items() if name not in inside}
-        given = {name: jnp.asarray(v)[time] for name, v in values.items() if name in inside}
+        known_here: dict[str, Array] = dict(given)
         # In a step, arrays of time hold one entry, that of the step.
         constants = {
             key: value[time][None] if sites[key.rpartition(" ")[0]].time else value
@@ -196,16 +224,16 @@ class Proposal:
                 own += factor.latents
                 continue
             assembly = self.assemblies[factor.latents]
-            known = {**outer, **constants, **{n: v[None] for n, v in given.items()}}
-            now = {n: s[..., time, :] for n, s in summaries.get(factor.latents, {}).items()}
+            known = {**outer, **constants, **{n: v[None] for n, v in known_here.items()}}
+            now = summaries.get(factor.latents, {})
             key = jax.random.fold_in(rng_key, number)
             x, factor_log_q = self._copies(networks, key, assembly, known, (jnp.array(0),), now)
-            given |= _one_step(assembly, x, sites)
+            known_here |= _one_step(assembly, x, sites)
             log_q = log_q + factor_log_q
         last_key = jax.random.fold_in(rng_key, len(stage.factors))
-        carry, found = program.step(last_key, stage.scan, outer, time, carry, given)
+        carry, found = program.step(last_key, stage.scan, outer, time, carry, known_here)
         log_q = log_q + sum((found.log_density[n].sum() for n in own), jnp.zeros(()))
-        latents = {n: found.values[n] for n in inside if not sites[n].observed}
+        latents = {n: v for n, v in found.values.items() if not sites[n].observed}
         return carry, latents, log_q, found
 
     def summaries(
@@ -297,6 +325,13 @@ class Proposal:
             else:
                 log_q += one()
         return log_q
+
+
+def at_step(
+    summaries: Mapping[tuple[str, ...], Values], time: Array
+) -> dict[tuple[str, ...], dict[str, Array]]:
+    """Summaries seen from one step."""
+    return {f: {n: s[..., time, :] for n, s in named.items()} for f, named in summaries.items()}
 
 
 def _one_step(assembly: Assembly, x: Values, sites: Mapping[str, Any]) -> dict[str, Array]:

@@ -217,20 +217,21 @@ def _running_sum(x: Int[Array, " n"]) -> Int[Array, " n"]:
     return total
 
 
+def _add_with_carry(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    low = a[1] + b[1]
+    return a[0] + b[0] + (low < a[1]).astype(jnp.int32), low
+
+
 def _running_sum_with_carry(
     whole: Int[Array, " n"], fraction: UInt[Array, " n"]
 ) -> Int[Array, " n"]:
     """The whole part of the cumulative sum of whole + fraction / 2^32, exactly."""
 
-    def add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-        low = a[1] + b[1]
-        return a[0] + b[0] + (low < a[1]).astype(jnp.int32), low
-
     def one_pass(whole: Array, fraction: Array) -> Array:
         def step(
             total: tuple[Array, Array], item: tuple[Array, Array]
         ) -> tuple[tuple[Array, Array], Array]:
-            total = add(total, item)
+            total = _add_with_carry(total, item)
             return total, total[0]
 
         start = (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32))
@@ -238,7 +239,7 @@ def _running_sum_with_carry(
         return ends
 
     def in_parallel(whole: Array, fraction: Array) -> Array:
-        ends: Array = lax.associative_scan(add, (whole, fraction))[0]
+        ends: Array = lax.associative_scan(_add_with_carry, (whole, fraction))[0]
         return ends
 
     total: Array = lax.platform_dependent(whole, fraction, cpu=one_pass, default=in_parallel)

@@ -79,10 +79,10 @@ class LogEvidence(NamedTuple):
         high = self.high + increment
         part = high - self.high
         lost = (self.high - (high - part)) + (increment - part)
-        low = lost + self.low
+        # -inf - -inf is NaN, and an evidence of zero has nothing to compensate
+        low = jnp.where(jnp.isfinite(high), lost + self.low, 0.0)
         total = high + low
-        # -inf - -inf is NaN: once the evidence is zero it stays zero
-        return LogEvidence(total, jnp.where(jnp.isfinite(total), low - (total - high), 0.0))
+        return LogEvidence(total, jnp.where(jnp.isfinite(high), low - (total - high), 0.0))
 
     def value(self) -> np.ndarray:
         """The sum in double precision."""

@@ -1,0 +1,342 @@
+"""A proposal and data in; a weighted population, its evidence and its history out.
+
+The one rule of the targets γ_n: a density of the model is counted at the stage at which the last of
+its variables arrives. Without resampling that is importance sampling; with it, in the order of the
+inverse, sequential Monte Carlo (Paige & Wood 2016, sec. 2.1, eq. 3); in time, a particle filter,
+whose step closes x_t | x_{t−1} and y_t | x_t.
+
+Latents drawn before a series, from a proposal that has seen all of it, are treated apart. Counting
+p(θ) / q(θ | y) at once would make the prior the target of the first stage, and resampling would
+throw away what the network knows; counting it at the end would count the data twice on the way. So
+it is counted in equal parts over the T steps: the target after step t is
+
+    γ_t(θ, x_1:t) = q(θ | y) [p(θ) / q(θ | y)]^{t/T} p(x_1:t, y_1:t | θ),
+
+which is q(θ | y) at first and p(θ, x, y) at last, and between them nearly free of θ, because
+q(θ | y) / p(θ) is about p(y | θ) and each step brings about one T-th of its logarithm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from retrodict.contexts import Values
+from retrodict.proposal import Networks, Proposal, Stage, at_step
+from retrodict.resampling import Resampler
+from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
+
+
+class Population(NamedTuple):
+    """Weighted particles: what the next stage needs.
+
+    Attributes:
+        values: latents drawn so far, particles first.
+        log_weights: normalised, so that they sum to one.
+        log_evidence: of what is counted so far.
+        num_nonfinite: weights that were NaN or +inf, and were set to zero.
+        num_resamplings: how often the population was resampled.
+        failed: the first stage at which every weight was zero, or −1.
+    """
+
+    values: dict[str, Array]
+    log_weights: Float[Array, " particles"]
+    log_evidence: LogEvidence
+    num_nonfinite: Int[Array, ""]
+    num_resamplings: Int[Array, ""]
+    failed: Int[Array, ""]
+
+
+class Outcome(NamedTuple):
+    """The last population, and what was seen on the way."""
+
+    population: Population
+    ess_by_stage: Float[Array, " stages"]
+    ancestors: Int[Array, "stages particles"]
+    filtered: dict[str, Array] | None
+    filtered_log_weights: Float[Array, "time particles"] | None
+    possible: dict[str, Bool[Array, ""]]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs a proposal as sequential Monte Carlo.
+
+    Attributes:
+        proposal: what to draw from.
+        num_particles: K.
+        resample: how to choose ancestors.
+        threshold: resample when the effective sample size falls below this part of K; 0 never.
+    """
+
+    proposal: Proposal
+    num_particles: int
+    resample: Resampler
+    threshold: float
+
+    def closes(self) -> dict[str, int]:
+        """For each site, the stage at which the last variable of its density arrives; −1: none."""
+        graph = self.proposal.graph
+        drawn = {
+            name: number
+            for number, stage in enumerate(self.proposal.stages)
+            for factor in stage.factors
+            for name in factor.latents
+        }
+        return {
+            name: max(drawn.get(n, -1) for n in (name, *graph.parents(name)))
+            for name in graph.sites
+        }
+
+    def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
+        """All stages, for one data set."""
+        stages, closes = self.proposal.stages, self.closes()
+        particles = _start(self.num_particles)
+        held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
+        sizes, ancestors = [], []
+        filtered: dict[str, Array] | None = None
+        filtered_log_weights = None
+        possible: dict[str, Array] = {}
+        forward = [n for n, s in enumerate(stages) if self.proposal.runs_forward(s)]
+        last_series = max(forward, default=-1)
+        for number, stage in enumerate(stages):
+            stage_key = jax.random.fold_in(rng_key, number)
+            resample_key, draw_key = jax.random.split(stage_key)
+            closing = [name for name, when in closes.items() if when == number]
+            if number == 0:
+                closing += [name for name, when in closes.items() if when == -1]
+            if self.proposal.runs_forward(stage):
+                particles, series = self._series(
+                    networks, stage_key, stage, data, particles, held, number
+                )
+                held = jnp.zeros_like(held)
+                sizes.append(series.sizes)
+                ancestors.append(series.ancestors)
+                filtered, filtered_log_weights = series.filtered, series.log_weights
+                inside = self.proposal.graph.program.scan_sites[stage.scan]
+                possible |= series.possible
+                increment, seen = self._densities(
+                    data, particles.values, [n for n in closing if n not in inside]
+                )
+                possible |= seen
+                particles = reweigh(particles, increment, number)
+                continue
+            if number > 0:
+                particles, size, parents = self._resample(resample_key, particles)
+                held = held[parents]
+                sizes.append(size[None])
+                ancestors.append(parents[None])
+            particles, log_q = self._draw(networks, draw_key, stage, data, particles)
+            increment, seen = self._densities(data, particles.values, closing)
+            possible |= seen
+            if number < last_series:
+                held = held + increment - log_q
+            else:
+                particles = reweigh(particles, increment - log_q, number)
+        return Outcome(
+            particles,
+            jnp.concatenate([*sizes, ess(particles.log_weights)[None]]),
+            jnp.concatenate(ancestors) if ancestors else jnp.zeros((0, self.num_particles), int),
+            filtered,
+            filtered_log_weights,
+            possible,
+        )
+
+    def _draw(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        stage: Stage,
+        data: Values,
+        particles: Population,
+    ) -> tuple[Population, Float[Array, " particles"]]:
+        keys = jax.random.split(rng_key, self.num_particles)
+
+        def one(key: PRNGKeyArray, latents: Values) -> tuple[dict[str, Array], Array]:
+            return self.proposal.draw_stage(networks, key, stage, {**data, **latents})
+
+        drawn, log_q = jax.vmap(one)(keys, particles.values)
+        return particles._replace(values={**particles.values, **drawn}), log_q
+
+    def _densities(
+        self, data: Values, latents: Values, names: list[str]
+    ) -> tuple[Float[Array, " particles"], dict[str, Array]]:
+        """Log density of some sites, and whether any particle makes each of them possible."""
+        if not names:
+            return jnp.zeros(self.num_particles), {}
+
+        def one(latents: Values) -> dict[str, Array]:
+            # Sites not drawn yet are drawn here; nothing that is counted depends on them.
+            found = self.proposal.graph.program.run(jax.random.key(0), {**data, **latents})
+            return {name: found.log_density[name].sum() for name in names}
+
+        if latents:
+            densities = jax.vmap(one)(latents)
+        else:
+            densities = jax.tree.map(
+                lambda d: jnp.broadcast_to(d, (self.num_particles,)), one(latents)
+            )
+        total = sum(densities.values(), jnp.zeros(self.num_particles))
+        return total, {name: jnp.any(d > -jnp.inf) for name, d in densities.items()}
+
+    def _resample(
+        self, rng_key: PRNGKeyArray, particles: Population
+    ) -> tuple[Population, Float[Array, ""], Int[Array, " particles"]]:
+        """Choose ancestors if the weights have become too unequal."""
+        size = ess(particles.log_weights)
+        needed = size < self.threshold * self.num_particles
+        everyone = jnp.arange(self.num_particles, dtype=jnp.int32)
+        if self.threshold <= 0:
+            return particles, size, everyone
+        parents = jax.lax.cond(
+            needed,
+            lambda: self.resample(rng_key, particles.log_weights, self.num_particles).astype(
+                jnp.int32
+            ),
+            lambda: everyone,
+        )
+        equal = jnp.full(self.num_particles, -np.log(self.num_particles), jnp.float32)
+        return (
+            particles._replace(
+                values=jax.tree.map(lambda leaf: leaf[parents], particles.values),
+                log_weights=jnp.where(needed, equal, particles.log_weights),
+                num_resamplings=particles.num_resamplings + needed,
+            ),
+            size,
+            parents,
+        )
+
+    def _series(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        stage: Stage,
+        data: Values,
+        particles: Population,
+        held: Float[Array, " particles"],
+        number: int,
+    ) -> tuple[Population, "Series"]:
+        """A particle filter over the steps of a scan."""
+        assert stage.scan is not None
+        graph = self.proposal.graph
+        length, backward = graph.scan_lengths[stage.scan], graph.reversed_scans[stage.scan]
+        outer_data, series_data = self.proposal.split(stage.scan, data)
+        summaries = self.proposal.summaries(networks, stage, data)
+        share = held / length
+
+        def start(latents: Values) -> Any:
+            return graph.program.initial_carry(stage.scan or 0, {**data, **latents})
+
+        carry = _population(start, particles.values, self.num_particles)
+        # What is carried from step to step goes along when ancestors are chosen.
+        moving = particles._replace(
+            values={"outer": particles.values, "carry": carry, "share": share}  # type: ignore[dict-item]
+        )
+
+        def step(state: Population, inputs: Any) -> tuple[Population, Any]:
+            time, key = inputs
+            resample_key, draw_key = jax.random.split(key)
+            state, size, parents = self._resample(resample_key, state)
+            given = {name: value[time] for name, value in series_data.items()}
+            now = at_step(summaries, time)
+
+            def one(key: PRNGKeyArray, outer: Values, carry: Any) -> Any:
+                known = {**outer_data, **outer}
+                carry, drawn, log_q, found = self.proposal.draw_step(
+                    networks, key, stage, known, given, time, carry, now
+                )
+                return carry, drawn, log_q, {n: d.sum() for n, d in found.log_density.items()}
+
+            values: Any = state.values
+            keys = jax.random.split(draw_key, self.num_particles)
+            carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
+            increment = sum(density.values(), values["share"]) - log_q
+            state = state._replace(values={**values, "carry": carry})
+            state = reweigh(state, increment, number)
+            can = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
+            return state, (drawn, size, parents, state.log_weights, can)
+
+        times = jnp.arange(length)
+        keys = jax.random.split(rng_key, length)
+        moving, (drawn, sizes, parents, log_weights, can) = jax.lax.scan(
+            step, moving, (times, keys), reverse=backward
+        )
+        if backward:
+            sizes, parents = sizes[::-1], parents[::-1]
+        values: Any = moving.values
+        paths = _paths(drawn, parents, backward)
+        ended = moving._replace(values={**values["outer"], **paths})
+        possible = {name: jnp.all(ok) for name, ok in can.items()}
+        return ended, Series(sizes[1:], parents[1:], drawn, log_weights, possible)
+
+
+class Series(NamedTuple):
+    """What a particle filter leaves beside its population."""
+
+    sizes: Float[Array, " time"]
+    ancestors: Int[Array, "time particles"]
+    filtered: dict[str, Array]
+    log_weights: Float[Array, "time particles"]
+    possible: dict[str, Bool[Array, ""]]
+
+
+def _start(num_particles: int) -> Population:
+    zero = jnp.zeros((), jnp.int32)
+    equal = jnp.full(num_particles, -np.log(num_particles), jnp.float32)
+    return Population({}, equal, LogEvidence.zero(), zero, zero, zero - 1)
+
+
+def _population(fn: Any, latents: Values, num_particles: int) -> Any:
+    """The function of every particle, or of none where there are no latents yet."""
+    if latents:
+        return jax.vmap(fn)(latents)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (num_particles, *jnp.shape(leaf))), fn(latents)
+    )
+
+
+def reweigh(particles: Population, increment: Float[Array, " particles"], stage: int) -> Population:
+    """Multiply weights by increments; their weighted mean is the next factor of the evidence."""
+    increment, broken = drop_nonfinite(increment)
+    log_weights, log_mean = normalise(particles.log_weights + increment)
+    log_factor = log_mean + np.log(log_weights.shape[0])
+    nothing = jnp.isneginf(log_factor)
+    return particles._replace(
+        log_weights=log_weights,
+        log_evidence=particles.log_evidence.add(log_factor),
+        num_nonfinite=particles.num_nonfinite + broken.astype(jnp.int32),
+        failed=jnp.where(nothing & (particles.failed < 0), stage, particles.failed),
+    )
+
+
+def _paths(
+    drawn: dict[str, Array], parents: Int[Array, "time particles"], backward: bool
+) -> dict[str, Array]:
+    """Follow every last particle back through its ancestors: values of all steps, particles first.
+
+    `parents[s]` are the ancestors chosen before step s was drawn, in the order of drawing.
+    """
+    if backward:
+        drawn = {name: value[::-1] for name, value in drawn.items()}
+    everyone = jnp.arange(parents.shape[1], dtype=parents.dtype)
+
+    def back(lineage: Array, chosen: Array) -> tuple[Array, Array]:
+        return chosen[lineage], lineage
+
+    _, lineages = jax.lax.scan(back, everyone, parents, reverse=True)
+    paths = {}
+    for name, value in drawn.items():
+        followed = jax.vmap(lambda v, line: v[line])(value, lineages)
+        if backward:
+            followed = followed[::-1]
+        paths[name] = jnp.moveaxis(followed, 0, 1)
+    return paths
+
+
+def blame(possible: Mapping[str, Any]) -> str:
+    """The sites that no particle made possible, for a message."""
+    return ", ".join(f"'{name}'" for name, ok in possible.items() if not bool(ok)) or "none alone"
