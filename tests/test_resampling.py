@@ -1,5 +1,7 @@
 """Resampling rules: expected offspring, the guarantees of each, and single precision's limits."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -166,10 +168,12 @@ def test_parallel_sums_are_the_sequential_ones(num):
     whole = jnp.asarray(rng.integers(0, 1000, num), jnp.int32)
     fraction = jnp.asarray(rng.integers(0, 2**32, num), jnp.uint32)
     exact = (np.asarray(whole, object) * 2**32 + np.asarray(fraction, object)).cumsum() // 2**32
-    found = resampling._running_sum_with_carry(whole, fraction)
+    found = jax.jit(resampling._running_sum_with_carry)(whole, fraction)
     np.testing.assert_array_equal(found, exact.astype(np.int64))
-    pair = jax.lax.associative_scan(resampling._add_with_carry, (whole, fraction))
-    np.testing.assert_array_equal(pair[0], exact.astype(np.int64))
+    in_parallel = partial(jax.lax.associative_scan, resampling._add_with_carry)
+    np.testing.assert_array_equal(
+        jax.jit(in_parallel)((whole, fraction))[0], exact.astype(np.int64)
+    )
 
 
 def test_names_and_callables():

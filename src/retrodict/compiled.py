@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from retrodict.contexts import Assembly
 from retrodict.data import check_data
 from retrodict.graph import Graph, trace
+from retrodict.inference import Inference, InferMethod, Plan, Settings, first_choice
 from retrodict.inverse import Inverse, Method, invert
 from retrodict.networks import MADE, ConditionalMADE
-from retrodict.posterior import Posterior, make_posterior
+from retrodict.posterior import Posterior
 from retrodict.proposal import Proposal
+from retrodict.resampling import Resampler
 from retrodict.synthetic import Simulator, names_of
 from retrodict.train import NetworkHistory, Progress, Training, train_network
-
-InferMethod = Literal["auto", "importance"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Compiled:
         networks: one a distinct factor, by name.
         estimator: the size of the networks.
         history: of training.
+        plan: the method `auto` uses, and the effective sample size of each candidate.
     """
 
     proposal: Proposal
     networks: dict[str, ConditionalMADE]
     estimator: MADE
     history: History
+    plan: Plan
 
     @property
     def graph(self) -> Graph:
@@ -130,26 +132,60 @@ class Compiled:
         num_particles: int = 1000,
         *,
         method: InferMethod = "auto",
+        resampling: str | Resampler = "systematic",
+        ess_threshold: float = 0.5,
+        model_args: tuple[Any, ...] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> Posterior:
-        """A weighted posterior for one data set, its evidence, and a verdict on both."""
-        if method not in ("auto", "importance"):
-            raise ValueError(f"method is {method!r}; there are 'auto' and 'importance'")
-        checked = check_data(self.graph, data)
-        keys = jax.random.split(rng_key, num_particles)
-        samples, log_weights = self._importance(self.networks, keys, checked)
-        return make_posterior(samples, log_weights, method="importance", data=checked)
+        """A weighted posterior for one data set, its evidence, and a verdict on both.
+
+        Args:
+            rng_key: same key, same answer.
+            data: site → values, for every observed site.
+            num_particles: K.
+            method: "importance", "smc", or "auto": what `plan` found best.
+            resampling: "systematic", "stratified", "multinomial", "residual", or a callable.
+            ess_threshold: resample when the effective sample size falls below this part of K.
+            model_args, model_kwargs: if the model is to be called otherwise than when it was
+                compiled: another number of plate elements, other fixed covariates.
+
+        Raises:
+            DataError: the data do not fit the model.
+        """
+        settings = self._settings(num_particles, method, resampling, ess_threshold)
+        inference = self._inference.called_with(model_args, model_kwargs)
+        return inference.one(self.networks, rng_key, data, settings)
+
+    def infer_many(
+        self,
+        rng_key: PRNGKeyArray,
+        data: Mapping[str, Any],
+        num_particles: int = 1000,
+        *,
+        method: InferMethod = "auto",
+        resampling: str | Resampler = "systematic",
+        ess_threshold: float = 0.5,
+        model_args: tuple[Any, ...] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
+        memory: int = 256 * 2**20,
+    ) -> Posterior:
+        """Posteriors of many data sets: as `infer`, with a leading axis on everything.
+
+        Data sets are done together, as many at a time as `memory` bytes allow.
+        """
+        settings = self._settings(num_particles, method, resampling, ess_threshold)
+        inference = self._inference.called_with(model_args, model_kwargs)
+        return inference.many(self.networks, rng_key, data, settings, memory)
+
+    def _settings(
+        self, num_particles: int, method: str, resampling: str | Resampler, ess_threshold: float
+    ) -> Settings:
+        chosen = self.plan.method if method == "auto" else method
+        return Settings(num_particles, chosen, resampling, ess_threshold)
 
     @cached_property
-    def _importance(self) -> Callable[..., Any]:
-        """log w = log p(x, y) − log q(x | y), with the model's own density."""
-
-        def one(networks: Any, rng_key: PRNGKeyArray, data: Any) -> Any:
-            latents, log_q = self.proposal.draw(networks, rng_key, data)
-            found = self.graph.program.run(None, {**data, **latents})
-            log_p = sum((d.sum() for d in found.log_density.values()), jnp.zeros(()))
-            return {**latents, **found.deterministic}, log_p - log_q
-
-        return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+    def _inference(self) -> Inference:
+        return Inference(self.proposal)
 
 
 def compile(
@@ -183,7 +219,7 @@ def compile(
     for number, (name, assemblies) in enumerate(proposal.networks().items()):
         key = jax.random.fold_in(build_key, number)
         networks[name] = estimator.build(key, assemblies[0].latents, assemblies[0].inputs)
-    fresh = Compiled(proposal, networks, estimator, History())
+    fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
     return _trained(train_key, fresh, training, progress_bar)
 
 
@@ -192,6 +228,7 @@ def _trained(
 ) -> Compiled:
     """Train every network in turn; each has an equal share of the time that is left."""
     begun = time.perf_counter()
+    rng_key, plan_key = jax.random.split(rng_key)
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
@@ -225,7 +262,10 @@ def _trained(
             stacklevel=3,
         )
     _warn_of_dropped(histories)
-    return replace(compiled, networks=networks, history=History(histories))
+    plan = compiled.plan
+    if not interrupted:
+        plan = Inference(compiled.proposal).plan(networks, plan_key)
+    return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 
 def _simulator(compiled: Compiled, assemblies: Sequence[Assembly], training: Training) -> Simulator:

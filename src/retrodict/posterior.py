@@ -366,7 +366,10 @@ class Posterior:
         number = range(len(self))[index]
 
         def pick(value: Any) -> Any:
-            return jax.tree.map(lambda leaf: leaf[number], value)
+            # not jax.tree.map, which would sort the sites by name
+            if isinstance(value, Mapping):
+                return {name: item[number] for name, item in value.items()}
+            return None if value is None else value[number]
 
         shared = {"method", "dims", "coords", "extra"}
         parts = {

@@ -21,6 +21,7 @@ from retrodict import artefact
 from retrodict.compiled import Compiled, History
 from retrodict.encoders import Embedding
 from retrodict.graph import Graph, trace
+from retrodict.inference import Plan
 from retrodict.inverse import invert
 from retrodict.model import Program
 from retrodict.networks import MADE, ConditionalMADE
@@ -45,6 +46,7 @@ def save(compiled: Compiled, path: str | Path) -> Path:
         "method": compiled.inverse.method,
         "estimator": dataclasses.asdict(compiled.estimator),
         "networks": list(compiled.networks),
+        "plan": dataclasses.asdict(compiled.plan),
         "history": {name: _written(h) for name, h in compiled.history.networks.items()},
     }
     for number, network in enumerate(compiled.networks.values()):
@@ -87,7 +89,7 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
         stored = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         networks[name] = _filled(blank, stored, path)
     history = History({name: _read(h) for name, h in header["history"].items()})
-    return Compiled(proposal, networks, estimator, history)
+    return Compiled(proposal, networks, estimator, history, Plan(**header["plan"]))
 
 
 def _check_sites(program: Program, expected: Mapping[str, Any], path: Any) -> None:

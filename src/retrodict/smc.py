@@ -117,11 +117,9 @@ class Engine:
                 sizes.append(series.sizes)
                 ancestors.append(series.ancestors)
                 filtered, filtered_log_weights = series.filtered, series.log_weights
-                inside = self.proposal.graph.program.scan_sites[stage.scan]
                 possible |= series.possible
-                increment, seen = self._densities(
-                    data, particles.values, [n for n in closing if n not in inside]
-                )
+                counted = [n for n in closing if n not in series.possible]
+                increment, seen = self._densities(data, particles.values, counted)
                 possible |= seen
                 particles = reweigh(particles, increment, number)
                 continue

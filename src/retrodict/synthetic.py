@@ -2,15 +2,24 @@
 
 Draws (x, y) ~ p(x, y) cost nothing but time, and no real data are needed: Paige & Wood (2016),
 sec. 3.4. Priors with heavy tails break naive simulation in float32: gammas of small shape underflow
-to zero, Poisson rates pass the largest integer. Such draws are dropped, so that what networks learn
-is conditioned on every value and density of a draw being representable; the weights of inference
-know nothing of this.
+to zero, Poisson rates pass the largest integer. A draw is dropped whole when any of its sites is
+not finite, is an integer that has saturated or wrapped round, has been rounded to a bound of its
+support, or has no finite log density.
+
+So what networks learn is p(x | y) conditioned on R, that every value and density of the draw is
+representable, and not p(x | y) itself. The two differ only where x given y may lie outside R: in
+the pumps model, R cuts off rates β so small that counts pass 2³¹, which no data that can be typed
+in come from. Inference does not condition on R: its weights are the model's density over q, and q
+has mass on the whole support.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from threading import Event
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +30,15 @@ from retrodict.contexts import Assembly
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
 
-REASONS = ("not finite", "integer overflow", "zero density")
+REASONS = ("not finite", "integer overflow", "underflow", "zero density")
+
+# Draws at a time, and the memory that the values of so many may take.
+CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
+# Of this many draws, the share that is lost is known well enough to give up.
+ENOUGH = 1000
+
+Rows: TypeAlias = Any  # (x, context), a leading axis of rows on every array
+Draws: TypeAlias = Callable[[PRNGKeyArray], tuple[dict[str, Array], Int[Array, " draws"]]]
 
 
 @dataclass
@@ -41,6 +58,9 @@ class Rejected:
         """The share of draws that were dropped."""
         return self.total / max(self.simulated, 1)
 
+    def __add__(self, other: "Rejected") -> "Rejected":
+        return Rejected(self.simulated + other.simulated, self.dropped + other.dropped)
+
     def describe(self) -> str:
         """The sites at fault, the worst first."""
         worst = self.dropped.most_common(3)
@@ -48,30 +68,64 @@ class Rejected:
 
 
 def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
-    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason, of the first."""
+    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason.
+
+    Of several faults it is the first in the order of the program: the others may follow from it.
+    """
     code = jnp.zeros((), jnp.int32)
     for number, name in reversed(list(enumerate(graph.sites))):
-        value = values[name]
-        if jnp.issubdtype(value.dtype, jnp.floating):
-            bad = ~jnp.all(jnp.isfinite(value))
-            overflow: Bool[Array, ""] = jnp.zeros((), bool)
-        else:
-            bad = jnp.zeros((), bool)
-            info = np.iinfo(value.dtype) if value.dtype != bool else None
-            extreme = (value >= info.max) | (value <= info.min + 1) if info else value & False
-            overflow = jnp.any(extreme | (value < 0) & _counts(graph, name))
-        impossible = ~jnp.all(jnp.isfinite(density[name]))
-        for reason, wrong in reversed(list(enumerate((bad, overflow, impossible)))):
-            code = jnp.where(wrong, 1 + number * len(REASONS) + reason, code)
+        wrong = (*_bad_value(graph, name, values[name]), ~jnp.all(jnp.isfinite(density[name])))
+        for reason, here in reversed(list(enumerate(wrong))):
+            code = jnp.where(here, 1 + number * len(REASONS) + reason, code)
     return code
 
 
-def _counts(graph: Graph, name: str) -> bool:
-    """Whether a negative value can only be an integer that has wrapped round."""
-    base = graph.sites[name].support
-    base = getattr(base, "base_constraint", base)
-    lower = getattr(base, "lower_bound", None)
-    return lower is not None and bool(np.all(np.asarray(lower) >= 0))
+def _bad_value(
+    graph: Graph, name: str, value: Array
+) -> tuple[Bool[Array, ""], Bool[Array, ""], Bool[Array, ""]]:
+    """Whether a value is not finite, is an integer beyond its type, is rounded to a bound."""
+    no = jnp.zeros((), bool)
+    support = graph.sites[name].support
+    lower, upper = _bounds(support)
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        finite = jnp.all(jnp.isfinite(value))
+        if support.is_discrete:
+            return ~finite, no, no
+        info = jnp.finfo(value.dtype)
+        # NumPyro clips betas and Dirichlets to the least positive number and to 1 - eps.
+        rounded = (value == info.tiny) | (value <= lower) | (value >= upper)
+        rounded |= (value == 1 - info.eps) & (upper == 1)
+        return ~finite, no, jnp.any(rounded) & finite
+    if not jnp.issubdtype(value.dtype, jnp.signedinteger):
+        return no, no, no
+    limit = jnp.iinfo(value.dtype)
+    # A negative count is one that has wrapped round.
+    beyond = (value == limit.max) | (value <= limit.min + 1) | ((value < 0) & (lower >= 0))
+    return no, jnp.any(beyond), no
+
+
+def _bounds(support: Any) -> tuple[Any, Any]:
+    """The numbers between which values lie, infinite where the support has none."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    lower, upper = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
+    return (
+        -np.inf if lower is None else np.asarray(lower),
+        np.inf if upper is None else np.asarray(upper),
+    )
+
+
+def joint_draws(graph: Graph) -> Draws:
+    """Many joint draws of the model, and what is wrong with each, from as many keys.
+
+    The networks of a model share it, so that the model is compiled once.
+    """
+
+    def draw(rng_key: PRNGKeyArray) -> tuple[dict[str, Array], Array]:
+        found = graph.program.run(rng_key, {})
+        return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
+
+    return jax.jit(jax.vmap(draw))
 
 
 @dataclass(frozen=True)
@@ -83,105 +137,181 @@ class Simulator:
         assemblies: of the factors that share the network.
         designs: constants that tell elements apart, among the values.
         copies: how many copies of a factor are used of each draw.
-        chunk: how many draws are made at a time.
+        draws: joint draws of the model, see `joint_draws`.
     """
 
     graph: Graph
     assemblies: tuple[Assembly, ...]
     designs: dict[str, Array]
-    copies: int = 4
-    chunk: int = 2048
+    copies: int
+    draws: Draws
 
     @property
     def rows_per_draw(self) -> int:
         """How many rows one good draw gives."""
-        number = sum(int(np.prod(a.copies)) for a in self.assemblies)
-        return min(self.copies, number)
+        return min(self.copies, sum(self._totals))
 
-    def draw(self, rng_key: PRNGKeyArray) -> tuple[Any, Int[Array, ""]]:
-        """The rows of one joint draw, and what is wrong with it."""
-        draw_key, pick_key = jax.random.split(rng_key)
-        found = self.graph.program.run(draw_key, {})
-        values = {**found.values, **found.carries, **self.designs}
-        code = faults(self.graph, found.values, found.log_density)
-        return self._rows(pick_key, values), code
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row."""
+        return _bytes(self._shapes[1]) // self.rows_per_draw
 
-    def _rows(self, rng_key: PRNGKeyArray, values: dict[str, Array]) -> Any:
+    @property
+    def chunk(self) -> int:
+        """How many draws are made at a time."""
+        each = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
+        return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
+
+    @cached_property
+    def _shapes(self) -> tuple[Any, Any]:
+        """Shapes of the values and of the rows of one draw."""
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+        values, _ = jax.eval_shape(self.draws, keys)
+        return values, jax.eval_shape(self._gather, keys, values)
+
+    @property
+    def _totals(self) -> list[int]:
+        return [int(np.prod(assembly.copies)) for assembly in self.assemblies]
+
+    @cached_property
+    def _gather(self) -> Callable[[PRNGKeyArray, dict[str, Array]], Rows]:
+        return jax.jit(jax.vmap(self._rows_of_draw))
+
+    def _rows_of_draw(self, rng_key: PRNGKeyArray, values: dict[str, Array]) -> Rows:
+        """A few copies, with each assembly's share what it has of all copies."""
         choice_key, copy_key = jax.random.split(rng_key)
-        each = -(-self.rows_per_draw // len(self.assemblies))
-        keys = jax.random.split(copy_key, len(self.assemblies))
+        wanted, totals = self.rows_per_draw, self._totals
+        keys = jax.random.split(copy_key, len(totals))
+        known = {**values, **self.designs}
         made = [
-            self._copies(k, a, values, each) for k, a in zip(keys, self.assemblies, strict=True)
+            self._copies(key, assembly, known, -(-wanted * total // sum(totals)))
+            for key, assembly, total in zip(keys, self.assemblies, totals, strict=True)
         ]
         rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *made)
         number = jax.tree.leaves(rows)[0].shape[0]
-        if number == self.rows_per_draw:
+        if number == wanted:
             return rows
-        chosen = jax.random.permutation(choice_key, number)[: self.rows_per_draw]
+        chosen = jax.random.permutation(choice_key, number)[:wanted]
         return jax.tree.map(lambda leaf: leaf[chosen], rows)
 
     def _copies(
         self, rng_key: PRNGKeyArray, assembly: Assembly, values: dict[str, Array], count: int
-    ) -> Any:
+    ) -> Rows:
         total = int(np.prod(assembly.copies))
-        count = min(count, total)
         if count == total:
             flat = jnp.arange(total)
         else:
             # One copy from each of equal parts, so that no copy comes twice.
             edges = np.linspace(0, total, count + 1).astype(int)
             flat = jax.random.randint(rng_key, (count,), edges[:-1], edges[1:])
-        index = jnp.unravel_index(flat, assembly.copies) if assembly.copies else ()
 
-        def row(*place: Array) -> Any:
+        def row(*place: Array) -> Rows:
             return assembly.x(values, place), assembly.context(values, place)
 
         if not assembly.copies:
             return jax.tree.map(lambda leaf: leaf[None], row())
-        return jax.vmap(row)(*index)
+        return jax.vmap(row)(*jnp.unravel_index(flat, assembly.copies))
 
-    def rows(self, draw_chunk: Any, rng_key: PRNGKeyArray, size: int, rejected: Rejected) -> Any:
-        """At least `size` good rows, cut to `size`.
+    def rows(
+        self, rng_key: PRNGKeyArray, size: int, stop: Callable[[], bool]
+    ) -> tuple[Rows, Rejected]:
+        """`size` good rows and what was dropped; what there is, if told to stop before."""
+        rejected = Rejected()
+        filled = 0
+        rows: Rows = None
+        while filled < size and not (filled and stop()):
+            rng_key, draw_key, pick_key = jax.random.split(rng_key, 3)
+            values, codes = self.draws(jax.random.split(draw_key, self.chunk))
+            made = self._gather(jax.random.split(pick_key, self.chunk), values)
+            good = self._count(np.asarray(codes), rejected)
+            if rows is None:
+                rows = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), made)
+            number = min(int(good.sum()) * self.rows_per_draw, size - filled)
+            for into, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(made), strict=True):
+                flat = np.asarray(leaf)[good].reshape(-1, *leaf.shape[2:])
+                into[filled : filled + number] = flat[:number]
+            filled += number
+        return jax.tree.map(lambda leaf: leaf[:filled], rows), rejected
 
-        Args:
-            draw_chunk: `jit(vmap(self.draw))`, which the caller keeps.
-            rng_key: the key.
-            size: how many rows.
-            rejected: counts, which are added to.
-        """
-        parts: list[Any] = []
-        have = 0
+    def _count(self, codes: Int[np.ndarray, " draws"], rejected: Rejected) -> np.ndarray:
+        """Which draws are good; the others are counted."""
         names = list(self.graph.sites)
-        before = (rejected.simulated, rejected.total)
-        while have < size:
-            rng_key, chunk_key = jax.random.split(rng_key)
-            rows, codes = jax.device_get(draw_chunk(jax.random.split(chunk_key, self.chunk)))
-            good = codes == 0
-            rejected.simulated += self.chunk
-            for code, times in zip(*np.unique(codes[~good], return_counts=True), strict=True):
-                site, reason = divmod(int(code) - 1, len(REASONS))
-                rejected.dropped[names[site], REASONS[reason]] += int(times)
-            simulated = rejected.simulated - before[0]
-            lost = (rejected.total - before[1]) / simulated
-            if lost > 0.95 and simulated >= 2 * self.chunk:
-                raise UnsupportedModel(
-                    f"{lost:.0%} of the draws from the prior cannot be used, "
-                    f"{rejected.describe()}. Give these sites priors under which simulated data "
-                    "are representable in float32"
-                )
-            parts.append(jax.tree.map(lambda leaf, good=good: _flat(leaf[good]), rows))
-            have += int(good.sum()) * self.rows_per_draw
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
+        good: np.ndarray = codes == 0
+        rejected.simulated += codes.size
+        for code, times in zip(*np.unique(codes[~good], return_counts=True), strict=True):
+            site, reason = divmod(int(code) - 1, len(REASONS))
+            rejected.dropped[names[site], REASONS[reason]] += int(times)
+        if rejected.fraction > 0.95 and rejected.simulated >= ENOUGH:
+            raise UnsupportedModel(
+                f"{rejected.fraction:.0%} of the draws from the prior cannot be used, "
+                f"{rejected.describe()}. Give these sites priors under which simulated data "
+                "are representable in float32"
+            )
+        return good
 
 
-def _flat(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Draws and copies as one axis of rows."""
-    return leaf.reshape(-1, *leaf.shape[2:])
+def _bytes(shapes: Any) -> int:
+    """Memory of one entry of the leading axis."""
+    leaves = jax.tree.leaves(shapes)
+    return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def row_bytes(rows: Any) -> int:
-    """Memory of one row."""
-    return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in jax.tree.leaves(rows))
+class Split(NamedTuple):
+    """A synthetic set: rows to learn from, rows held out, and what was dropped for them."""
+
+    rows: Rows
+    heldout: Rows
+    rejected: Rejected
+
+
+class Sets:
+    """Synthetic sets, each made while the one before is in use. To be used in a `with` statement.
+
+    Args:
+        simulator: makes the rows.
+        rng_key: decides all sets.
+        size, held: rows to learn from and rows held out.
+        stop: asked now and then; once true, a set is cut short.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        rng_key: PRNGKeyArray,
+        size: int,
+        held: int,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._simulator, self._key, self._size, self._held = simulator, rng_key, size, held
+        self._stop, self._left = stop, Event()
+        self._worker = ThreadPoolExecutor(1)
+        self._made = 0
+        self._upcoming: Future[Split] | None = None
+
+    def __enter__(self) -> "Sets":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def next(self) -> Split:
+        """The next set; what went wrong in making it is raised here."""
+        made = self._make() if self._upcoming is None else self._upcoming.result()
+        self._upcoming = self._worker.submit(self._make)
+        return made
+
+    def _make(self) -> Split:
+        key = jax.random.fold_in(self._key, self._made)
+        self._made += 1
+        rows, rejected = self._simulator.rows(
+            key, self._size + self._held, lambda: self._stop() or self._left.is_set()
+        )
+        # The first rows are held out, so that there are some of a set that was cut short.
+        heldout = jax.tree.map(lambda leaf: jnp.asarray(leaf[: self._held]), rows)
+        return Split(
+            jax.tree.map(lambda leaf: jnp.asarray(leaf[self._held :]), rows), heldout, rejected
+        )
 
 
 def names_of(assemblies: Sequence[Assembly]) -> str:

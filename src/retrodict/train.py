@@ -7,10 +7,10 @@ when the loss on held-out draws rises, or after a number of passes, both sets ar
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from numbers import Integral
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -18,10 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-from tqdm.auto import tqdm
 
+from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
-from retrodict.synthetic import Rejected, Simulator, row_bytes
+from retrodict.progress import Interruption
+from retrodict.synthetic import Rows, Sets, Simulator, Split
+
+Report: TypeAlias = Callable[[NetworkHistory, float], None]
+
+# Working a batch through a network takes some hundred times the memory of its rows.
+ACTIVATIONS = 128
+WARM_UP = 100
 
 
 @dataclass(frozen=True)
@@ -41,50 +48,52 @@ class Training:
         halvings: of the rate, after which training stops.
         clip: largest norm of a gradient.
         copies: copies of a repeated factor that one draw is used for.
-        memory: bytes that a training set may take; larger rows make smaller sets.
+        memory: bytes that a synthetic set may take, of which two are held at a time; if rows are
+            so large that it does not suffice, sets and batches are made smaller.
     """
 
     max_steps: int = 20_000
     max_seconds: float | None = None
-    batch_size: int = 512
+    batch_size: int = 256
     dataset_size: int = 32_768
-    heldout_size: int = 8_192
+    heldout_size: int = 4_096
     passes: int = 4
     learning_rate: float = 2e-3
-    patience: int = 6
+    patience: int = 8
     halvings: int = 5
     clip: float = 5.0
     copies: int = 4
     memory: int = 512 * 2**20
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dataset_size", "heldout_size", "passes", "patience", "copies"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Training({name}={getattr(self, name)}): must be at least 1")
-        if self.max_steps < 0 or self.learning_rate <= 0:
-            raise ValueError(f"{self!r}: max_steps and learning_rate must not be negative")
+        least = {"max_steps": 0, "halvings": 0}
+        for name, value in vars(self).items():
+            if name in ("max_seconds", "learning_rate", "clip"):
+                if not (value is None and name == "max_seconds") and not value > 0:
+                    raise ValueError(f"Training({name}={value!r}): must be greater than 0")
+            elif not isinstance(value, Integral):
+                raise TypeError(f"Training({name}={value!r}): must be a whole number")
+            elif value < least.get(name, 1):
+                raise ValueError(f"Training({name}={value}): must be at least {least.get(name, 1)}")
 
 
-@dataclass
-class NetworkHistory:
-    """What became of one network.
+class Sizes(NamedTuple):
+    """What a training set is made of: batches of rows, and rows held out in parts as large."""
 
-    Attributes:
-        steps, loss: gradient steps made and held-out loss, in nats, at each evaluation.
-        refreshes: the steps at which both sets were drawn anew.
-        best_loss: of the weights kept.
-        seconds: spent on this network.
-        stopped: why training ended.
-        rejected: draws made for it, and draws dropped.
-    """
+    batch: int
+    batches: int
+    held: int
 
-    steps: list[int] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    refreshes: list[int] = field(default_factory=list)
-    best_loss: float = float("inf")
-    seconds: float = 0.0
-    stopped: str = ""
-    rejected: Rejected = field(default_factory=Rejected)
+    @staticmethod
+    def of(training: Training, row_bytes: int) -> "Sizes":
+        """The sizes asked for, or smaller ones that fit into memory."""
+        most = max(training.memory // max(row_bytes, 1), 2)
+        held = min(training.heldout_size, max(most // 5, 1))
+        size = min(training.dataset_size, most - held)
+        workable = max(most // ACTIVATIONS, 8)
+        batch = min(training.batch_size, size, workable)
+        batches = min(size // batch, max(training.max_steps, 1))
+        return Sizes(batch, batches, held // batch * batch or held)
 
 
 class State(NamedTuple):
@@ -98,37 +107,34 @@ def _optimiser(clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam())
 
 
-def _loss(network: ConditionalMADE, rows: Any) -> Float[Array, ""]:
+def _loss(network: ConditionalMADE, rows: Rows) -> Float[Array, ""]:
     x, context = rows
     return -jnp.mean(jax.vmap(network.log_prob)(context, x))
 
 
 @eqx.filter_jit
-def heldout_loss(weights: PyTree, fixed: PyTree, rows: Any) -> Float[Array, ""]:
-    """−log q averaged over held-out rows, in parts that fit the caches."""
+def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float[Array, ""]:
+    """−log q averaged over held-out rows, worked through in parts."""
     network = eqx.combine(weights, fixed)
-    number = jax.tree.leaves(rows)[0].shape[0]
-    part = max(d for d in range(1, 1025) if number % d == 0)
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, part, *leaf.shape[1:]), rows)
     return jnp.mean(jax.lax.map(partial(_loss, network), parts))
 
 
 @eqx.filter_jit
-def _one_pass(
-    rows: Any,
-    state: State,
-    fixed: PyTree,
+def one_pass(
     rng_key: PRNGKeyArray,
+    state: State,
+    rows: Rows,
+    fixed: PyTree,
     rates: Float[Array, " batches"],
-    batch_size: int,
     clip: float,
-) -> tuple[State, Float[Array, ""]]:
+) -> State:
     """A gradient step for each minibatch of the rows in random order."""
     optimiser = _optimiser(clip)
     number = jax.tree.leaves(rows)[0].shape[0]
-    order = jax.random.permutation(rng_key, number)[: len(rates) * batch_size]
+    order = jax.random.permutation(rng_key, number).reshape(len(rates), -1)
 
-    def step(state: State, inputs: Any) -> tuple[State, Array]:
+    def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, None]:
         places, rate = inputs
         batch = jax.tree.map(lambda leaf: leaf[places], rows)
         loss, gradient = eqx.filter_value_and_grad(
@@ -139,10 +145,10 @@ def _one_pass(
         # A batch whose gradient overflows is passed over, not learned from.
         sound = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(gradient))
         new = State(weights, optimiser_state)
-        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state), loss
+        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state), None
 
-    state, losses = jax.lax.scan(step, state, (order.reshape(len(rates), batch_size), rates))
-    return state, jnp.mean(losses)
+    state, _ = jax.lax.scan(step, state, (order, rates))
+    return state
 
 
 @dataclass
@@ -151,29 +157,32 @@ class _Schedule:
 
     training: Training
     limit_seconds: float | None
-    factor: float = 1.0
     waited: int = 0
     halved: int = 0
 
-    def progress(self, step: int, seconds: float) -> float:
+    def used(self, step: int, seconds: float) -> float:
         """How much of the steps or the time allowed is used up."""
         by_steps = step / max(self.training.max_steps, 1)
         by_time = 0.0 if self.limit_seconds is None else seconds / max(self.limit_seconds, 1e-9)
-        return max(by_steps, by_time)
+        return max(by_steps, by_time) if self.training.max_steps else 1.0
 
-    def rates(self, step: int, seconds: float, batches: int) -> np.ndarray[Any, Any]:
+    def rates(self, step: int, seconds: float, batches: int) -> Float[Array, " batches"]:
+        """The rates of the next steps.
+
+        A pass is always whole, so that it is compiled once; steps beyond the limit have rate zero.
+        """
         steps = step + np.arange(batches)
-        # A pass is always whole, so that it is compiled once; what is beyond the limit has no rate.
-        warm = np.minimum((steps + 1) / 100, 1.0) * (steps < self.training.max_steps)
-        left = max(1.0 - self.progress(step, seconds), 0.0)
-        rates: np.ndarray[Any, Any] = self.training.learning_rate * self.factor * warm * left**0.5
-        return rates
+        warm = np.minimum((steps + 1) / WARM_UP, 1.0)
+        by_time = 1.0 - self.used(step, seconds)
+        left = np.clip(np.minimum(1.0 - steps / self.training.max_steps, by_time), 0.0, None)
+        rate = self.training.learning_rate * 0.5**self.halved
+        return jnp.asarray(rate * warm * left, jnp.float32)
 
     def saw(self, better: bool) -> bool:
         """Take note of an evaluation; true when there is no more to be had."""
         self.waited = 0 if better else self.waited + 1
         if self.waited >= self.training.patience:
-            self.waited, self.factor, self.halved = 0, self.factor / 2, self.halved + 1
+            self.waited, self.halved = 0, self.halved + 1
         return self.halved > self.training.halvings
 
 
@@ -185,7 +194,8 @@ def train_network(
     *,
     history: NetworkHistory | None = None,
     max_seconds: float | None = None,
-    report: Callable[[NetworkHistory], None] | None = None,
+    report: Report | None = None,
+    interruption: Interruption | None = None,
 ) -> tuple[ConditionalMADE, NetworkHistory]:
     """Train one network until its held-out loss no longer falls, or a limit is reached.
 
@@ -194,118 +204,156 @@ def train_network(
         network: fresh, or one to go on with; `history` says which.
         simulator: makes its rows.
         training: the schedule.
-        history: of the training so far, if any.
+        history: of the training so far, if any; it is left as it is.
         max_seconds: this network's share of the time.
-        report: called after every pass.
-
-    A keyboard interrupt ends training and keeps the best weights so far: `stopped` says so.
+        report: called after every pass, with the share of steps or time that is used up.
+        interruption: one that was taken note of, or a `KeyboardInterrupt`, ends training and keeps
+            the best weights so far; `stopped` says so.
     """
-    fresh = history is None
-    history = history or NetworkHistory()
-    begun, step = time.perf_counter(), 0
-    offset = history.steps[-1] if history.steps else 0
-    pass_key, *data_keys = jax.random.split(rng_key, 2)
-    draw_chunk = eqx.filter_jit(jax.vmap(simulator.draw))
-
-    def make(number: int) -> tuple[Any, Any]:
-        key = jax.random.fold_in(data_keys[0], number)
-        size, held = training.dataset_size, training.heldout_size
-        rows = simulator.rows(draw_chunk, key, size + held, history.rejected)
-        return _cut(rows, training)
-
-    best = network
-    with ThreadPoolExecutor(1) as worker:
+    data_key, pass_key = jax.random.split(rng_key)
+    interruption = interruption or Interruption()
+    run = _Run(network, training, simulator, history, max_seconds)
+    with run.sets(data_key, interruption) as sets:
         try:
-            rows, heldout = make(0)
-            if fresh:
-                network = best = network.fit_scalings(rows[1], rows[0])
-            weights, fixed = eqx.partition(network, trainable(network))
-            state = State(weights, _optimiser(training.clip).init(weights))
-            best_loss = float(heldout_loss(weights, fixed, heldout))
-            history.steps.append(offset)
-            history.loss.append(best_loss)
-            schedule = _Schedule(training, max_seconds)
-            upcoming: Future[tuple[Any, Any]] = worker.submit(make, 1)
-            passes, drawn, before = 0, 1, best_loss
-            while True:
-                seconds = time.perf_counter() - begun
-                if schedule.progress(step, seconds) >= 1:
-                    history.stopped = "limit reached"
-                    break
-                number = jax.tree.leaves(rows)[0].shape[0]
-                batch = min(training.batch_size, number)
-                batches = number // batch
-                rates = jnp.asarray(schedule.rates(step, seconds, batches), jnp.float32)
+            run.begin(_first(sets, interruption))
+            if not interruption.asked:
+                run.measure_first()
+            while not run.finished(interruption):
                 pass_key, use_key = jax.random.split(pass_key)
-                state, _ = _one_pass(rows, state, fixed, use_key, rates, batch, training.clip)
-                step, passes = min(step + batches, training.max_steps), passes + 1
-                loss = float(heldout_loss(state.weights, fixed, heldout))
-                better = np.isfinite(loss) and loss < best_loss
-                if better:
-                    best_loss = loss
-                    best = eqx.combine(jax.tree.map(jnp.array, state.weights), fixed)
-                history.steps.append(offset + step)
-                history.loss.append(loss)
-                history.best_loss = best_loss
-                history.seconds += time.perf_counter() - begun - seconds
+                run.one_pass(use_key)
                 if report is not None:
-                    report(history)
-                if schedule.saw(better):
-                    history.stopped = "held-out loss no longer falls"
-                    break
-                if not np.isfinite(loss):
-                    state = _restart(best, training)
-                if loss > before or passes >= training.passes:
-                    rows, heldout = upcoming.result()
-                    drawn += 1
-                    upcoming = worker.submit(make, drawn)
-                    history.refreshes.append(offset + step)
-                    passes = 0
-                    # Another held-out set: what was best is measured again, on the new one.
-                    kept, _ = eqx.partition(best, trainable(best))
-                    best_loss = float(heldout_loss(kept, fixed, heldout))
-                    loss = float(heldout_loss(state.weights, fixed, heldout))
-                before = loss
+                    report(run.history, run.used)
+                if run.needs_refresh and not run.finished(interruption):
+                    upcoming = sets.next()
+                    # Once asked to stop, sets are cut short.
+                    if not interruption.asked:
+                        run.refresh(upcoming)
         except KeyboardInterrupt:
-            history.stopped = "interrupted"
-        finally:
-            worker.shutdown(wait=False, cancel_futures=True)
-    return best, history
+            interruption.note()
+            run.finished(interruption)
+    if report is not None and run.history.steps:
+        report(run.history, run.used)
+    return run.best, run.history
 
 
-def _restart(best: ConditionalMADE, training: Training) -> State:
-    weights, _ = eqx.partition(best, trainable(best))
-    weights = jax.tree.map(jnp.array, weights)
-    return State(weights, _optimiser(training.clip).init(weights))
+def _first(sets: Sets, interruption: Interruption) -> Split:
+    """The first set, cut short if interrupted: a usable network needs scalings at least."""
+    try:
+        return sets.next()
+    except KeyboardInterrupt:
+        interruption.note()
+        return sets.next()
 
 
-def _cut(rows: Any, training: Training) -> tuple[Any, Any]:
-    """Training and held-out rows, no more than fit into memory."""
-    number = jax.tree.leaves(rows)[0].shape[0]
-    most = max(training.memory // max(row_bytes(rows), 1), 2 * training.batch_size)
-    held = min(training.heldout_size, max(most // 4, 1))
-    used = min(number - held, most)
-    train_rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[:used]), rows)
-    heldout = jax.tree.map(lambda leaf: jnp.asarray(leaf[number - held :]), rows)
-    return train_rows, heldout
+class _Run:
+    """The training of one network: where it stands, and the best so far."""
+
+    rows: Rows
+    heldout: Rows
+    state: State
+    fixed: PyTree
+
+    def __init__(
+        self,
+        network: ConditionalMADE,
+        training: Training,
+        simulator: Simulator,
+        history: NetworkHistory | None,
+        max_seconds: float | None,
+    ) -> None:
+        self.best, self.training, self.simulator = network, training, simulator
+        self.fresh = history is None
+        self.history = NetworkHistory() if history is None else history.copy()
+        self.schedule = _Schedule(training, max_seconds)
+        self.sizes = Sizes.of(training, simulator.row_bytes)
+        self.offset = self.history.steps[-1] if self.history.steps else 0
+        self.begun, self.earlier = time.perf_counter(), self.history.seconds
+        self.step = self.passes = 0
+        self.best_loss = self.last_loss = float("inf")
+        self.needs_refresh = self.no_more = False
+
+    def sets(self, rng_key: PRNGKeyArray, interruption: Interruption) -> Sets:
+        size = self.sizes.batch * self.sizes.batches
+        return Sets(self.simulator, rng_key, size, self.sizes.held, lambda: interruption.asked)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begun
+
+    @property
+    def used(self) -> float:
+        return self.schedule.used(self.step, self.seconds)
+
+    def begin(self, first: Split) -> None:
+        """Take the first set; fit the scalings of a fresh network to it."""
+        self._take(first)
+        if self.fresh:
+            x, context = self.rows if _number(self.rows) else self.heldout
+            self.best = self.best.fit_scalings(context, x)
+        self._restart()
+
+    def measure_first(self) -> None:
+        self.best_loss = self.last_loss = self._heldout_loss(self.state.weights)
+        self._note(self.best_loss)
+
+    def one_pass(self, rng_key: PRNGKeyArray) -> None:
+        """Learn from the set once, and see what it brought."""
+        batches = self.sizes.batches
+        rates = self.schedule.rates(self.step, self.seconds, batches)
+        state = one_pass(rng_key, self.state, self.rows, self.fixed, rates, self.training.clip)
+        loss = self._heldout_loss(state.weights)
+        self.state = state
+        self.step, self.passes = min(self.step + batches, self.training.max_steps), self.passes + 1
+        better = loss < self.best_loss
+        if better:
+            self.best, self.best_loss = eqx.combine(state.weights, self.fixed), loss
+        self._note(loss)
+        self.no_more = self.schedule.saw(better)
+        if not np.isfinite(loss):
+            self._restart()
+        self.needs_refresh = not loss <= self.last_loss or self.passes >= self.training.passes
+        self.last_loss = loss
+
+    def refresh(self, upcoming: Split) -> None:
+        """Go on with another set, on whose held-out rows what was best is measured again."""
+        self._take(upcoming)
+        self.history.refreshes.append(self.offset + self.step)
+        self.passes, self.needs_refresh = 0, False
+        kept, _ = eqx.partition(self.best, trainable(self.best))
+        self.history.best_loss = self.best_loss = self._heldout_loss(kept)
+        self.last_loss = self._heldout_loss(self.state.weights)
+
+    def finished(self, interruption: Interruption) -> bool:
+        """Whether to stop; the history says why."""
+        if interruption.asked:
+            self.history.stopped = "interrupted"
+        elif self.no_more:
+            self.history.stopped = "held-out loss no longer falls"
+        elif self.used >= 1:
+            self.history.stopped = "limit reached"
+        self.history.seconds = self.earlier + self.seconds
+        return bool(self.history.stopped)
+
+    def _take(self, new: Split) -> None:
+        self.rows, self.heldout = new.rows, new.heldout
+        self.history.rejected += new.rejected
+
+    def _restart(self) -> None:
+        """Set out from the best weights."""
+        weights, self.fixed = eqx.partition(self.best, trainable(self.best))
+        self.state = State(weights, _optimiser(self.training.clip).init(weights))
+
+    def _heldout_loss(self, weights: PyTree) -> float:
+        part = min(self.sizes.batch, self.sizes.held)
+        return float(heldout_loss(weights, self.fixed, self.heldout, part))
+
+    def _note(self, loss: float) -> None:
+        self.history.steps.append(self.offset + self.step)
+        self.history.loss.append(loss)
+        self.history.best_loss = self.best_loss
+        self.history.seconds = self.earlier + self.seconds
 
 
-class Progress:
-    """A bar a network: its loss, how often data were drawn anew, what was dropped."""
-
-    def __init__(self, title: str, training: Training, seconds: float | None, show: bool) -> None:
-        self._by_time = seconds is not None
-        total = seconds if seconds is not None else training.max_steps
-        self._bar = tqdm(total=total, desc=title, disable=not show, leave=True, unit="s" if self._by_time else "step")  # fmt: skip  # noqa: E501
-
-    def __call__(self, history: NetworkHistory) -> None:
-        """Show where training stands."""
-        self._bar.n = round(history.seconds, 1) if self._by_time else history.steps[-1]
-        notes = {"loss": f"{history.best_loss:.3f}", "refreshes": len(history.refreshes)}
-        if history.rejected.total:
-            notes["dropped"] = f"{history.rejected.fraction:.1%}"
-        self._bar.set_postfix(notes)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+def _number(rows: Rows) -> int:
+    number: int = jax.tree.leaves(rows)[0].shape[0]
+    return number

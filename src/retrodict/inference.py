@@ -1,0 +1,292 @@
+"""Networks and a data set in; a `Posterior` out, by the method asked for or planned.
+
+Every setting is compiled by XLA once and kept; only values change from then on. See sec. 2 of
+Paige & Wood (2016).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from retrodict.contexts import Values
+from retrodict.data import check_data
+from retrodict.errors import DataError, UnsupportedModel
+from retrodict.graph import Graph, trace
+from retrodict.inverse import invert
+from retrodict.posterior import Posterior, make_posterior
+from retrodict.proposal import Networks, Proposal
+from retrodict.resampling import Resampler, resampler
+from retrodict.smc import Engine, Outcome, blame
+from retrodict.synthetic import faults
+
+InferMethod = Literal["auto", "importance", "smc"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to infer: all that needs another compilation when it changes."""
+
+    num_particles: int
+    method: str
+    resampling: str | Resampler = "systematic"
+    ess_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.num_particles < 1:
+            raise ValueError(f"num_particles is {self.num_particles}; at least one is needed")
+        if not 0 <= self.ess_threshold <= 1:
+            raise ValueError(
+                f"ess_threshold is {self.ess_threshold}; it is a part of K, from 0 to 1"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which method `auto` uses, and why.
+
+    Attributes:
+        method: the best on held-out synthetic data.
+        ess: for each candidate, the median over data sets of 1 / (Var[log Ẑ] + 1/K): how many
+            independent draws from the posterior would give an evidence as precise. For importance
+            sampling it is the usual effective sample size; for SMC, which resampling makes look
+            better than it is, it counts what was lost on the way.
+        num_particles: K in these runs.
+        num_datasets: on how many data sets.
+    """
+
+    method: str
+    ess: Mapping[str, float] = field(default_factory=dict)
+    num_particles: int = 0
+    num_datasets: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """A proposal with what has been compiled for it."""
+
+    proposal: Proposal
+
+    @property
+    def graph(self) -> Graph:
+        """The model's graph."""
+        return self.proposal.graph
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The methods that this model's inverse allows."""
+        return ("importance", "smc")
+
+    def one(
+        self, networks: Networks, rng_key: PRNGKeyArray, data: Mapping[str, Any], settings: Settings
+    ) -> Posterior:
+        """The posterior of one data set."""
+        checked = check_data(self.graph, data)
+        outcome, deterministic = self._runner(settings)(networks, rng_key, checked)
+        self._check_possible(outcome)
+        return self._posterior(outcome, deterministic, checked, settings.method)
+
+    def many(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        data: Mapping[str, Any],
+        settings: Settings,
+        memory: int,
+    ) -> Posterior:
+        """Posteriors of many data sets, as many at a time as `memory` bytes allow."""
+        checked = check_data(self.graph, data, many=True)
+        run = self._runner(settings, many=True)
+        number = next(iter(checked.values())).shape[0]
+        if number == 0:
+            raise DataError("there are no data sets: the leading axis of the data is empty")
+        together = self._together(networks, settings.num_particles, number, memory)
+        keys = jax.random.split(rng_key, number)
+        parts = []
+        for start in range(0, number, together):
+            # The last part is filled up by wrapping round, so that it needs no compilation.
+            places = np.arange(start, start + together) % number
+            rows = {name: value[places] for name, value in checked.items()}
+            done = jax.device_get(run(networks, keys[places], rows))
+            kept = min(together, number - start)
+            parts.append(jax.tree.map(lambda leaf, kept=kept: leaf[:kept], done))
+        outcome, deterministic = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return self._posterior(outcome, deterministic, checked, settings.method)
+
+    def _together(self, networks: Networks, num_particles: int, number: int, memory: int) -> int:
+        """How many data sets fit into memory at once; every value is held about ten times."""
+        values = sum(int(np.prod(site.shape)) for site in self.graph.sites.values())
+        units = max((_units(network) for network in networks.values()), default=1)
+        each = 4 * num_particles * (10 * values + 4 * units)
+        return int(np.clip(memory // max(each, 1), 1, number))
+
+    def _runner(
+        self, settings: Settings, *, many: bool = False
+    ) -> Callable[..., tuple[Outcome, dict[str, Array]]]:
+        """The compiled function for these settings; made once, then kept."""
+        if settings.method not in self.candidates:
+            raise ValueError(
+                f"method is {settings.method!r}; for this model there are 'auto', "
+                f"{', '.join(map(repr, self.candidates))}"
+            )
+        if (settings, many) not in self._runners:
+            threshold = 0.0 if settings.method == "importance" else settings.ess_threshold
+            choose = resampler(settings.resampling)
+            engine = Engine(self.proposal, settings.num_particles, choose, threshold)
+
+            def run(networks: Any, rng_key: PRNGKeyArray, data: Any) -> Any:
+                outcome = engine.run(networks, rng_key, data)
+
+                def deterministic(latents: Values) -> dict[str, Array]:
+                    return self.graph.program.deterministic({**data, **latents})
+
+                return outcome, jax.vmap(deterministic)(outcome.population.values)
+
+            batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
+            self._runners[settings, many] = jax.jit(batched)
+        return self._runners[settings, many]
+
+    @cached_property
+    def _runners(self) -> dict[tuple[Settings, bool], Callable[..., Any]]:
+        return {}
+
+    def called_with(
+        self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None
+    ) -> "Inference":
+        """The same for the model called with other arguments, which may change sizes."""
+        if model_args is None and model_kwargs is None:
+            return self
+        program = self.graph.program
+        args = program.args if model_args is None else tuple(model_args)
+        kwargs = program.kwargs if model_kwargs is None else dict(model_kwargs)
+        key = _fingerprint((args, kwargs))
+        if key not in self._elsewhere:
+            graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
+            proposal = Proposal.of(invert(graph, self.proposal.inverse.method))
+            _check_same_networks(self.proposal, proposal)
+            self._elsewhere[key] = replace(self, proposal=proposal)
+        return self._elsewhere[key]
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, "Inference"]:
+        return {}
+
+    def _posterior(
+        self, outcome: Outcome, deterministic: dict[str, Array], data: Values, method: str
+    ) -> Posterior:
+        particles = outcome.population
+        staged = method != "importance"
+        return make_posterior(
+            {**particles.values, **deterministic},
+            jnp.asarray(particles.log_weights),
+            log_evidence=particles.log_evidence,
+            num_nonfinite=particles.num_nonfinite,
+            num_resamplings=particles.num_resamplings,
+            ancestors=jnp.asarray(outcome.ancestors) if staged else None,
+            ess_by_stage=outcome.ess_by_stage if staged else None,
+            filtered=outcome.filtered,
+            filtered_log_weights=outcome.filtered_log_weights,
+            method=method,
+            data=data,
+            dims=_dims(self.graph),
+        )
+
+    def _check_possible(self, outcome: Outcome) -> None:
+        """Say where it happened, if no particle could have made the data."""
+        failed = int(outcome.population.failed)
+        if failed < 0:
+            return
+        stages = self.proposal.stages
+        names = [name for factor in stages[failed].factors for name in factor.latents]
+        raise DataError(
+            f"every particle has weight zero since stage {failed + 1} of {len(stages)}, drawing "
+            f"{', '.join(names)}: no particle makes these sites possible: "
+            f"{blame(outcome.possible)}. Check that their values can come from the model; if they "
+            "can, but only barely, use more particles"
+        )
+
+    def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
+        """Try every candidate on synthetic data sets: which gives the most precise evidence?"""
+        graph, first = self.graph, first_choice(self.proposal)
+        if len(self.proposal.stages) == 1 and first == "importance":
+            return Plan(first)  # one stage: there is nothing to resample between
+        data_key, run_key = jax.random.split(rng_key)
+
+        def draw(key: PRNGKeyArray) -> Any:
+            found = graph.program.run(key, {})
+            return found.values, faults(graph, found.values, found.log_density)
+
+        draws, codes = jax.jit(jax.vmap(draw))(jax.random.split(data_key, 32 * PLAN_DATASETS))
+        good = np.flatnonzero(np.asarray(codes) == 0)[:PLAN_DATASETS]
+        if len(good) == 0:
+            return Plan(first)
+        places = np.repeat(good, PLAN_REPEATS)
+        data = {name: draws[name][places] for name in graph.observed}
+        measured = {}
+        for method in self.candidates:
+            settings = Settings(PLAN_PARTICLES, method)
+            answers = self.many(networks, run_key, data, settings, memory=256 * 2**20)
+            log_evidence = np.asarray(answers.log_evidence).reshape(len(good), PLAN_REPEATS)
+            with np.errstate(invalid="ignore"):
+                spread = np.nan_to_num(np.var(log_evidence, axis=1, ddof=1), nan=np.inf)
+            measured[method] = float(np.median(1 / (spread + 1 / PLAN_PARTICLES)))
+        best = max(measured, key=measured.__getitem__)
+        return Plan(best, measured, PLAN_PARTICLES, len(good))
+
+
+PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
+
+
+def first_choice(proposal: Proposal) -> str:
+    """The method to use before any has been tried."""
+    return "smc" if any(map(proposal.runs_forward, proposal.stages)) else "importance"
+
+
+def _units(network: Any) -> int:
+    """About how many activations a network holds for one draw: one for each bias."""
+    return sum(leaf.size for leaf in jax.tree.leaves(network) if jnp.ndim(leaf) == 1)
+
+
+def _dims(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of every site, for labels."""
+    named = {}
+    for name, site in graph.sites.items():
+        axes = [f"{name}_dim_{axis}" for axis in range(len(site.shape))]
+        labels = (("time",) if site.time else ()) + site.plates
+        for axis, label in zip(site.axes, labels, strict=True):
+            axes[axis] = label
+        named[name] = tuple(axes)
+    return named
+
+
+def _fingerprint(arguments: Any) -> str:
+    digest = hashlib.sha256(str(jax.tree.structure(arguments)).encode())
+    for leaf in jax.tree.leaves(arguments):
+        array = np.asarray(leaf)
+        content = repr(leaf).encode() if array.dtype == object else array.tobytes()
+        digest.update(f"{array.dtype}{array.shape}".encode() + content)
+    return digest.hexdigest()
+
+
+def _check_same_networks(old: Proposal, new: Proposal) -> None:
+    """Refuse arguments that change more than sizes of plates and series."""
+    before, after = old.networks(), new.networks()
+    for name in {**before, **after}:
+        if name not in before or name not in after:
+            raise UnsupportedModel(
+                "called with these arguments the model has another structure: the network "
+                f"'{name}' is needed in only one of the two. Compile it anew"
+            )
+        was, now = before[name][0], after[name][0]
+        if (was.latents, was.inputs) != (now.latents, now.inputs):
+            raise UnsupportedModel(
+                f"called with these arguments the model asks of the network '{name}' other shapes "
+                "than it was trained for: only plates seen as sets, or repeated over, and series "
+                "can change their size. Compile it anew"
+            )
