@@ -265,7 +265,7 @@ def keys(number, seed=5):
     return jax.random.split(jax.random.key(seed), number)
 
 
-def learn(net, simulate, *, steps=1500, batch=256, rate=5e-3, seed=0):
+def learn(net, simulate, *, steps=700, batch=256, rate=5e-3, seed=0):
     """Fit to fresh draws of `simulate(key) -> context, x, log p(x | context)`; the gap in nats.
 
     The gap E[log p - log q] is taken on new draws, with its standard error: the exact log p makes
@@ -296,7 +296,6 @@ def learn(net, simulate, *, steps=1500, batch=256, rate=5e-3, seed=0):
     trained = eqx.combine(fit(weights), rest)
     contexts, xs, log_p = many(keys(20_000, seed + 2))
     gap = log_p - jax.jit(jax.vmap(trained.log_prob))(contexts, xs)
-    print("GAP", float(jnp.mean(gap)), float(jnp.std(gap) / np.sqrt(20_000)))
     return float(jnp.mean(gap)), float(jnp.std(gap) / np.sqrt(20_000))
 
 
@@ -357,7 +356,7 @@ def test_learns_correlated_bits():
         return {}, {"bits": states[place]}, log_p[place]
 
     net = SMALL.build(jax.random.key(0), (Latent("bits", BITS, (5,)),), ())
-    gap, se = learn(net, simulate, steps=1000)
+    gap, se = learn(net, simulate)
     assert -3 * se < gap < 0.02
 
 
@@ -378,11 +377,12 @@ def test_learns_a_count_posterior():
     assert -3 * se < gap < 0.03
 
 
-@pytest.mark.parametrize("as_site", [False, True])
-def test_elements_that_differ_by_constants_train_through_their_design(as_site):
-    """Eight schools: with sigma given as constants of the elements, or varying from set to set.
+@pytest.mark.parametrize("sigma_is", ["constant", "site", "unknown"])
+def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
+    """Eight schools: sigma as constants of the elements trains as well as sigma as a site.
 
-    With the spread between schools fixed at τ the posterior of the mean is normal.
+    With the spread between schools fixed at τ the posterior of the mean is normal. A set that is
+    not told the constants can only take the plain mean, which costs some 0.06 nats.
     """
     constants = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
     tau = 8.0
@@ -390,7 +390,7 @@ def test_elements_that_differ_by_constants_train_through_their_design(as_site):
     def simulate(key):
         mu_key, y_key, order_key = jax.random.split(key, 3)
         mu = 10 * jax.random.normal(mu_key)
-        sigma = jax.random.permutation(order_key, constants) if as_site else constants
+        sigma = jax.random.permutation(order_key, constants) if sigma_is == "site" else constants
         spread = jnp.sqrt(tau**2 + sigma**2)
         y = mu + spread * jax.random.normal(y_key, (8,))
         precision = 1 / 100 + jnp.sum(spread**-2)
@@ -398,6 +398,7 @@ def test_elements_that_differ_by_constants_train_through_their_design(as_site):
         return {"schools": {"y": y, "sigma": sigma}}, {"mu": mu}, posterior.log_prob(mu)
 
     elements = (Value("y", REAL, ()), Value("sigma", constraints.positive, ()))
-    net = SMALL.build(jax.random.key(0), (Latent("mu", REAL, ()),), (Set("schools", elements),))
+    known = elements[:1] if sigma_is == "unknown" else elements
+    net = SMALL.build(jax.random.key(0), (Latent("mu", REAL, ()),), (Set("schools", known),))
     gap, se = learn(net, simulate)
-    assert -3 * se < gap < 0.02
+    assert gap > 0.04 if sigma_is == "unknown" else -3 * se < gap < 0.02

@@ -142,7 +142,7 @@ def test_to_arviz():
     assert sample_stats.attrs["trust"] == "good"
     np.testing.assert_array_equal(tree["observed_data"]["y"], [0.0, 1.0, 2.0])
     assert tree["observed_data"]["y"].dims == ("school_year",)
-    assert tree["observed_data"]["n"].shape == ()
+    assert float(tree["observed_data"]["n"].squeeze()) == 4.0  # ArviZ 0.23 gives it an axis
     again = gaussian().to_arviz()["posterior"]["x"]
     np.testing.assert_array_equal(again, tree["posterior"]["x"])
 
@@ -421,28 +421,6 @@ def test_good_answers_are_right():
             rows += [(family, num, g, bool(o)) for g, o in zip(grade, off.any(-1), strict=True)]
     families, nums, grades, wrong = (np.array(column) for column in zip(*rows, strict=True))
     good = grades == 0
-    print(
-        {
-            f: [
-                (
-                    int((good & (families == f)).sum()),
-                    wrong[good & (families == f)].mean(),
-                    wrong[families == f].mean(),
-                )
-            ]
-            for f in set(families)
-        },
-        [
-            (
-                n,
-                (good & (nums == n)).sum(),
-                wrong[good & (nums == n)].mean(),
-                (good & ~wrong)[nums == n].sum() / (~wrong)[nums == n].sum(),
-            )
-            for n in (300, 1000, 4000)
-        ],
-        [wrong[grades == g].mean() for g in (0, 1, 2)],
-    )  # noqa
     assert wrong.mean() > 0.15  # there is something to be found out
     assert wrong[good].mean() < 0.005
     for family in set(families):

@@ -165,20 +165,25 @@ def test_lineages_by_hand():
     assert np.isposinf(weights.lineage_se(uneven, jnp.zeros(4, int), 2))
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # ArviZ 0.23 announces ArviZ 1 on import
+    arviz = pytest.importorskip("arviz")
+OLD_ARVIZ = hasattr(arviz, "psislw")
+
+
 def arviz_k(lw):
     """k̂ by whichever ArviZ there is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import arviz
     lw = np.array(lw, np.float64)
-    if hasattr(arviz, "psislw"):
-        return float(arviz.psislw(lw)[1])
-    from arviz_stats.base import array_stats
+    with np.errstate(over="ignore"):
+        if OLD_ARVIZ:
+            return float(arviz.psislw(lw)[1])
+        from arviz_stats.base import array_stats
 
-    return float(array_stats.psislw(lw)[1])
+        return float(array_stats.psislw(-lw)[1])  # ArviZ 1 takes log likelihoods
 
 
-@pytest.mark.parametrize("num", [21, 25, 100, 1000, 20_000])
+# Of these sizes the tail is a whole number: ArviZ 0.23 rounds it up, as we do, ArviZ 1 down.
+@pytest.mark.parametrize("num", [40, 100, 400, 22_500])
 @pytest.mark.parametrize("spread", [0.01, 0.5, 1.0, 2.0, 8.0, 40.0])
 def test_k_is_arvizs(num, spread):
     lw = log_weights(int(num + 10 * spread), num, spread)
@@ -187,11 +192,12 @@ def test_k_is_arvizs(num, spread):
 
 def test_k_is_arvizs_with_ties_zeros_and_far_tails():
     rng = np.random.default_rng(5)
-    tied = np.round(rng.normal(size=1000), 1).astype(np.float32)
-    zeros = np.where(rng.uniform(size=1000) < 0.5, -INF, rng.normal(size=1000)).astype(np.float32)
-    far = (-(rng.exponential(size=1000) ** 3)).astype(np.float32)
-    for lw in (tied, zeros, far):
-        np.testing.assert_allclose(pareto_k(jnp.asarray(lw)), arviz_k(lw), atol=1e-2)
+    tied = np.round(rng.normal(size=900), 1).astype(np.float32)
+    zeros = np.where(rng.uniform(size=900) < 0.5, -INF, rng.normal(size=900)).astype(np.float32)
+    far = (-(rng.exponential(size=900) ** 3)).astype(np.float32)
+    # ArviZ 1 counts ties with the cutoff among the tail
+    for lw in (zeros, far, tied) if OLD_ARVIZ else (zeros, far):
+        np.testing.assert_allclose(pareto_k(jnp.asarray(lw)), arviz_k(lw), atol=1e-3)
 
 
 @pytest.mark.parametrize("k", [0.1, 0.4, 0.7, 1.0])

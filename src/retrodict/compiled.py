@@ -19,15 +19,18 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.contexts import Assembly
 from retrodict.data import check_data
+from retrodict.filtering import FilterInfo, FilterState, StreamingFilter
 from retrodict.graph import Graph, trace
+from retrodict.history import NetworkHistory
 from retrodict.inference import Inference, InferMethod, Plan, Settings, first_choice
 from retrodict.inverse import Inverse, Method, invert
 from retrodict.networks import MADE, ConditionalMADE
 from retrodict.posterior import Posterior
+from retrodict.progress import Interruption, Progress
 from retrodict.proposal import Proposal
 from retrodict.resampling import Resampler
-from retrodict.synthetic import Simulator, names_of
-from retrodict.train import NetworkHistory, Progress, Training, train_network
+from retrodict.synthetic import Draws, Simulator, joint_draws, names_of
+from retrodict.train import Training, train_network
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,26 @@ class Compiled:
     def _inference(self) -> Inference:
         return Inference(self.proposal)
 
+    def filter_init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
+        """Start a filter for a model with time, before its first observation.
+
+        Latents outside of time are drawn from their prior.
+        """
+        return self._filter.init(rng_key, num_particles)
+
+    def filter_step(
+        self, rng_key: PRNGKeyArray, state: FilterState, data: Mapping[str, Any]
+    ) -> tuple[FilterState, FilterInfo]:
+        """Take in one step's observations: site → values without the axis of time.
+
+        Cost and memory are the same at every step.
+        """
+        return self._filter.step(self.networks, rng_key, state, data)
+
+    @cached_property
+    def _filter(self) -> StreamingFilter:
+        return StreamingFilter(self.proposal)
+
 
 def compile(
     rng_key: PRNGKeyArray,
@@ -232,30 +255,29 @@ def _trained(
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
-    interrupted = False
-    for number, (name, assemblies) in enumerate(shared.items()):
-        share = None
-        if training.max_seconds is not None:
-            left = training.max_seconds - (time.perf_counter() - begun)
-            share = max(left, 0.0) / (len(shared) - number)
-        simulator = _simulator(compiled, assemblies, training)
-        progress = Progress(
-            f"{names_of(assemblies)} ({number + 1}/{len(shared)})", training, share, progress_bar
-        )
-        try:
-            networks[name], histories[name] = train_network(
-                jax.random.fold_in(rng_key, number),
-                networks[name],
-                simulator,
-                training if not interrupted else replace(training, max_steps=0),
-                history=histories.get(name),
-                max_seconds=share,
-                report=progress,
-            )
-        finally:
-            progress.close()
-        interrupted = interrupted or histories[name].stopped == "interrupted"
-    if interrupted:
+    draws = joint_draws(compiled.graph)
+    with Interruption() as interruption:
+        for number, (name, assemblies) in enumerate(shared.items()):
+            share = None
+            if training.max_seconds is not None:
+                left = training.max_seconds - (time.perf_counter() - begun)
+                share = max(left, 0.0) / (len(shared) - number)
+            title = f"{names_of(assemblies)} ({number + 1}/{len(shared)})"
+            progress = Progress(title, progress_bar)
+            try:
+                networks[name], histories[name] = train_network(
+                    jax.random.fold_in(rng_key, number),
+                    networks[name],
+                    _simulator(compiled, assemblies, training, draws),
+                    training,
+                    history=histories.get(name),
+                    max_seconds=share,
+                    report=progress,
+                    interruption=interruption,
+                )
+            finally:
+                progress.close()
+    if interruption.asked:
         warnings.warn(
             "training was interrupted: the networks are the best so far. Answers are right in the "
             "limit, but may need more particles; compiled.train goes on",
@@ -263,14 +285,16 @@ def _trained(
         )
     _warn_of_dropped(histories)
     plan = compiled.plan
-    if not interrupted:
+    if not interruption.asked:
         plan = Inference(compiled.proposal).plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 
-def _simulator(compiled: Compiled, assemblies: Sequence[Assembly], training: Training) -> Simulator:
+def _simulator(
+    compiled: Compiled, assemblies: Sequence[Assembly], training: Training, draws: Draws
+) -> Simulator:
     graph, designs = compiled.graph, compiled.proposal.designs
-    return Simulator(graph, tuple(assemblies), designs, training.copies)
+    return Simulator(graph, tuple(assemblies), designs, training.copies, draws)
 
 
 def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:

@@ -17,6 +17,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from retrodict.contexts import Values
 from retrodict.data import check_data
+from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph import Graph, trace
 from retrodict.inverse import invert
@@ -25,8 +26,9 @@ from retrodict.proposal import Networks, Proposal
 from retrodict.resampling import Resampler, resampler
 from retrodict.smc import Engine, Outcome, blame
 from retrodict.synthetic import faults
+from retrodict.trees import divisible
 
-InferMethod = Literal["auto", "importance", "smc"]
+InferMethod = Literal["auto", "importance", "smc", "divide"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Inference:
     @property
     def candidates(self) -> tuple[str, ...]:
         """The methods that this model's inverse allows."""
-        return ("importance", "smc")
+        return ("importance", "smc", *(["divide"] if divisible(self.proposal.inverse) else []))
 
     def one(
         self, networks: Networks, rng_key: PRNGKeyArray, data: Mapping[str, Any], settings: Settings
@@ -138,7 +140,11 @@ class Inference:
         if (settings, many) not in self._runners:
             threshold = 0.0 if settings.method == "importance" else settings.ess_threshold
             choose = resampler(settings.resampling)
-            engine = Engine(self.proposal, settings.num_particles, choose, threshold)
+            engine: Engine | Divider = Engine(
+                self.proposal, settings.num_particles, choose, threshold
+            )
+            if settings.method == "divide":
+                engine = Divider(self.proposal, settings.num_particles, choose)
 
             def run(networks: Any, rng_key: PRNGKeyArray, data: Any) -> Any:
                 outcome = engine.run(networks, rng_key, data)
@@ -188,7 +194,7 @@ class Inference:
             log_evidence=particles.log_evidence,
             num_nonfinite=particles.num_nonfinite,
             num_resamplings=particles.num_resamplings,
-            ancestors=jnp.asarray(outcome.ancestors) if staged else None,
+            ancestors=jnp.asarray(outcome.ancestors) if outcome.ancestors.size else None,
             ess_by_stage=outcome.ess_by_stage if staged else None,
             filtered=outcome.filtered,
             filtered_log_weights=outcome.filtered_log_weights,

@@ -5,8 +5,8 @@ along plates at once, steps of a scan one after the other. All functions are of 
 `vmap` over keys gives a population, and what depends on the data alone is then computed once.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -21,6 +21,7 @@ from retrodict.graph import Graph
 from retrodict.inverse import Inverse
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import ConditionalMADE
+from retrodict.trees import needing_marginals
 
 Networks: TypeAlias = Mapping[str, ConditionalMADE]
 
@@ -40,12 +41,15 @@ class Proposal:
     Attributes:
         inverse: the model turned round.
         assemblies: for each factor that has a network, how it gets its inputs.
+        marginals: for factors whose prior is counted later than they are drawn, where the inverse
+            allows divide and conquer: the same without inputs.
         designs: constants that tell elements apart.
         stages: the factors in the order drawn.
     """
 
     inverse: Inverse
     assemblies: Mapping[tuple[str, ...], Assembly]
+    marginals: Mapping[tuple[str, ...], Assembly]
     designs: dict[str, Array]
     stages: tuple[Stage, ...]
 
@@ -64,7 +68,16 @@ class Proposal:
                 stages[-1] = Stage((*stages[-1].factors, factor), scan)
             else:
                 stages.append(Stage((factor,), scan))
-        return Proposal(inverse, assemblies, constants, tuple(stages))
+        marginals = {
+            f.latents: replace(
+                assemblies[f.latents],
+                factor=replace(f, network=f"{' '.join(f.labels)} |"),
+                inputs=(),
+                tree=(),
+            )
+            for f in needing_marginals(inverse)
+        }
+        return Proposal(inverse, assemblies, marginals, constants, tuple(stages))
 
     @property
     def graph(self) -> Graph:
@@ -74,7 +87,7 @@ class Proposal:
     def networks(self) -> dict[str, list[Assembly]]:
         """The assemblies of the factors that share each network."""
         shared: dict[str, list[Assembly]] = {}
-        for assembly in self.assemblies.values():
+        for assembly in (*self.assemblies.values(), *self.marginals.values()):
             shared.setdefault(str(assembly.factor.network), []).append(assembly)
         return shared
 
@@ -112,10 +125,29 @@ class Proposal:
         """The latents of one factor outside of time, all copies at once."""
         if factor.own:
             return self._draw_own(rng_key, factor.latents, values)
+        drawn, log_q = self.draw_copies(networks, rng_key, factor, values)
+        return drawn, log_q.sum()
+
+    def draw_copies(
+        self, networks: Networks, rng_key: PRNGKeyArray, factor: Factor, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
+        """The latents of one factor outside of time, and log q of every copy by itself."""
         assembly = self.assemblies[factor.latents]
         known = {**values, **self.designs}
         x, log_q = self._copies(networks, rng_key, assembly, known, ())
         return assembly.gather(x, self.graph.sites), log_q
+
+    def log_marginal(
+        self, networks: Networks, factor: Factor, values: Values
+    ) -> Float[Array, "*plates"]:
+        """log m of the latents of every copy of a factor, by the network that sees no context."""
+        assembly = self.marginals[factor.latents]
+        network = networks[str(assembly.factor.network)]
+
+        def one(*index: Array) -> Array:
+            return network.log_prob({}, assembly.x(values, index))
+
+        return over_copies(one, assembly.copies)
 
     def _draw_own(
         self, rng_key: PRNGKeyArray, names: Sequence[str], values: Values
@@ -133,7 +165,7 @@ class Proposal:
         values: Values,
         leading: tuple[Any, ...],
         summaries: Values | None = None,
-    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+    ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
         """Draw every copy along plates, copy axes first; `leading` is the index in time, if any."""
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
@@ -149,8 +181,7 @@ class Proposal:
         index = jnp.unravel_index(jnp.arange(total), sizes)
         flat = jax.tree.map(lambda s: s.reshape(total, *s.shape[len(sizes) :]), summaries or {})
         x, log_q = jax.vmap(one)(jax.random.split(rng_key, total), index, flat)
-        shaped = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
-        return shaped, log_q.sum()
+        return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), (x, log_q))
 
     def _draw_forward(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
@@ -229,7 +260,7 @@ class Proposal:
             key = jax.random.fold_in(rng_key, number)
             x, factor_log_q = self._copies(networks, key, assembly, known, (jnp.array(0),), now)
             known_here |= _one_step(assembly, x, sites)
-            log_q = log_q + factor_log_q
+            log_q = log_q + factor_log_q.sum()
         last_key = jax.random.fold_in(rng_key, len(stage.factors))
         carry, found = program.step(last_key, stage.scan, outer, time, carry, known_here)
         log_q = log_q + sum((found.log_density[n].sum() for n in own), jnp.zeros(()))
@@ -268,11 +299,7 @@ class Proposal:
 
             return jax.vmap(at)(jnp.arange(length))
 
-        if not sizes:
-            return one()
-        total = int(np.prod(sizes))
-        made = jax.vmap(one)(*jnp.unravel_index(jnp.arange(total), sizes))
-        return made.reshape(*sizes, *made.shape[1:])
+        return over_copies(one, sizes)
 
     def _draw_backward(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
@@ -293,7 +320,7 @@ class Proposal:
                 x, factor_log_q = self._copies(networks, factor_key, assembly, known, (time,))
                 now = _one_step(assembly, x, sites)
                 drawn = drawn | {n: drawn[n].at[time].set(v) for n, v in now.items()}
-                log_q = log_q + factor_log_q
+                log_q = log_q + factor_log_q.sum()
             return drawn, log_q
 
         forward = self.graph.reversed_scans[stage.scan]
@@ -318,13 +345,16 @@ class Proposal:
                 density: Array = network.log_prob(context, x)
                 return density
 
-            if assembly.copies:
-                total = int(np.prod(assembly.copies))
-                index = jnp.unravel_index(jnp.arange(total), assembly.copies)
-                log_q += jax.vmap(one)(*index).sum()
-            else:
-                log_q += one()
+            log_q += over_copies(one, assembly.copies).sum()
         return log_q
+
+
+def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:
+    """A function of an index, at every index of the given sizes; copy axes first."""
+    if not sizes:
+        return fn()
+    made = jax.vmap(fn)(*jnp.unravel_index(jnp.arange(int(np.prod(sizes))), sizes))
+    return made.reshape(*sizes, *made.shape[1:])
 
 
 def at_step(

@@ -21,16 +21,16 @@ from retrodict import artefact
 from retrodict.compiled import Compiled, History
 from retrodict.encoders import Embedding
 from retrodict.graph import Graph, trace
+from retrodict.history import NetworkHistory
 from retrodict.inference import Plan
 from retrodict.inverse import invert
 from retrodict.model import Program
 from retrodict.networks import MADE, ConditionalMADE
 from retrodict.proposal import Proposal
 from retrodict.synthetic import Rejected
-from retrodict.train import NetworkHistory
 
 
-class WrongModel(ValueError):
+class WrongModel(ValueError):  # noqa: N818 (named beside DamagedFile)
     """The model given is not the one that was compiled; the message says where they differ."""
 
 
@@ -97,8 +97,8 @@ def _check_sites(program: Program, expected: Mapping[str, Any], path: Any) -> No
     _, seen, _ = program.inspect()
     if set(seen) != set(expected):
         raise WrongModel(
-            f"{path} was made from another model: it has the sites {', '.join(expected)}; the model "
-            f"given has {', '.join(seen)}. Load it with the model it was compiled from"
+            f"{path} was made from another model: it has the sites {', '.join(expected)}; the "
+            f"model given has {', '.join(seen)}. Load it with the model it was compiled from"
         )
 
 

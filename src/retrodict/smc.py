@@ -95,7 +95,7 @@ class Engine:
     def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
         """All stages, for one data set."""
         stages, closes = self.proposal.stages, self.closes()
-        particles = _start(self.num_particles)
+        particles = start(self.num_particles)
         held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
         sizes, ancestors = [], []
         filtered: dict[str, Array] | None = None
@@ -224,52 +224,86 @@ class Engine:
         length, backward = graph.scan_lengths[stage.scan], graph.reversed_scans[stage.scan]
         outer_data, series_data = self.proposal.split(stage.scan, data)
         summaries = self.proposal.summaries(networks, stage, data)
-        share = held / length
 
-        def start(latents: Values) -> Any:
+        def before(latents: Values) -> Any:
             return graph.program.initial_carry(stage.scan or 0, {**data, **latents})
 
-        carry = _population(start, particles.values, self.num_particles)
-        # What is carried from step to step goes along when ancestors are chosen.
-        moving = particles._replace(
-            values={"outer": particles.values, "carry": carry, "share": share}  # type: ignore[dict-item]
-        )
+        carry = _population(before, particles.values, self.num_particles)
+        moving = carried(particles, carry, held / length)
 
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
             time, key = inputs
-            resample_key, draw_key = jax.random.split(key)
-            state, size, parents = self._resample(resample_key, state)
             given = {name: value[time] for name, value in series_data.items()}
             now = at_step(summaries, time)
+            state, seen = self.advance(
+                networks, key, stage, state, outer_data, given, time, now, number
+            )
+            return state, (seen, state.log_weights)
 
-            def one(key: PRNGKeyArray, outer: Values, carry: Any) -> Any:
-                known = {**outer_data, **outer}
-                carry, drawn, log_q, found = self.proposal.draw_step(
-                    networks, key, stage, known, given, time, carry, now
-                )
-                return carry, drawn, log_q, {n: d.sum() for n, d in found.log_density.items()}
-
-            values: Any = state.values
-            keys = jax.random.split(draw_key, self.num_particles)
-            carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
-            increment = sum(density.values(), values["share"]) - log_q
-            state = state._replace(values={**values, "carry": carry})
-            state = reweigh(state, increment, number)
-            can = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
-            return state, (drawn, size, parents, state.log_weights, can)
-
-        times = jnp.arange(length)
         keys = jax.random.split(rng_key, length)
-        moving, (drawn, sizes, parents, log_weights, can) = jax.lax.scan(
-            step, moving, (times, keys), reverse=backward
+        moving, (seen, log_weights) = jax.lax.scan(
+            step, moving, (jnp.arange(length), keys), reverse=backward
         )
+        sizes, parents = seen.ess, seen.ancestors
         if backward:
             sizes, parents = sizes[::-1], parents[::-1]
         values: Any = moving.values
-        paths = _paths(drawn, parents, backward)
+        paths = _paths(seen.drawn, parents, backward)
         ended = moving._replace(values={**values["outer"], **paths})
-        possible = {name: jnp.all(ok) for name, ok in can.items()}
-        return ended, Series(sizes[1:], parents[1:], drawn, log_weights, possible)
+        possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
+        return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
+
+    def advance(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        stage: Stage,
+        state: Population,
+        outer_data: Values,
+        given: Values,
+        time: Array,
+        summaries: Mapping[tuple[str, ...], Values],
+        number: int = 0,
+    ) -> tuple[Population, "Seen"]:
+        """One step of a particle filter: resample, propagate, reweigh.
+
+        Args:
+            networks: by name.
+            rng_key: of this step.
+            stage: the factors of the step.
+            state: see `carried`.
+            outer_data: observed values outside of the series.
+            given: this step's observed values.
+            time: which step.
+            summaries: of the rest of the series, seen from this step.
+            number: of the stage, for messages.
+        """
+        resample_key, draw_key = jax.random.split(rng_key)
+        state, size, parents = self._resample(resample_key, state)
+
+        def one(key: PRNGKeyArray, outer: Values, carry: Any) -> Any:
+            known = {**outer_data, **outer}
+            carry, drawn, log_q, found = self.proposal.draw_step(
+                networks, key, stage, known, given, time, carry, summaries
+            )
+            return carry, drawn, log_q, {n: d.sum() for n, d in found.log_density.items()}
+
+        values: Any = state.values
+        keys = jax.random.split(draw_key, self.num_particles)
+        carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
+        increment = sum(density.values(), values["share"]) - log_q
+        state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
+        possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
+        return state, Seen(drawn, size, parents, possible)
+
+
+class Seen(NamedTuple):
+    """What one step of a particle filter saw: its draws, and how they came to be."""
+
+    drawn: dict[str, Array]
+    ess: Float[Array, ""]
+    ancestors: Int[Array, " particles"]
+    possible: dict[str, Bool[Array, ""]]
 
 
 class Series(NamedTuple):
@@ -282,7 +316,18 @@ class Series(NamedTuple):
     possible: dict[str, Bool[Array, ""]]
 
 
-def _start(num_particles: int) -> Population:
+def carried(particles: Population, carry: Any, share: Float[Array, " particles"]) -> Population:
+    """What goes from step to step, and along with it when ancestors are chosen.
+
+    That is the latents drawn before the series, the scan's carry, and the part of the leading
+    latents' weight that every step counts.
+    """
+    moving: Any = {"outer": particles.values, "carry": carry, "share": share}
+    return particles._replace(values=moving)
+
+
+def start(num_particles: int) -> Population:
+    """Particles of equal weight, of which nothing is known."""
     zero = jnp.zeros((), jnp.int32)
     equal = jnp.full(num_particles, -np.log(num_particles), jnp.float32)
     return Population({}, equal, LogEvidence.zero(), zero, zero, zero - 1)

@@ -91,14 +91,14 @@ def _bad_value(
         finite = jnp.all(jnp.isfinite(value))
         if support.is_discrete:
             return ~finite, no, no
-        info = jnp.finfo(value.dtype)
+        info = np.finfo(value.dtype)
         # NumPyro clips betas and Dirichlets to the least positive number and to 1 - eps.
         rounded = (value == info.tiny) | (value <= lower) | (value >= upper)
         rounded |= (value == 1 - info.eps) & (upper == 1)
         return ~finite, no, jnp.any(rounded) & finite
     if not jnp.issubdtype(value.dtype, jnp.signedinteger):
         return no, no, no
-    limit = jnp.iinfo(value.dtype)
+    limit = np.iinfo(value.dtype)
     # A negative count is one that has wrapped round.
     beyond = (value == limit.max) | (value <= limit.min + 1) | ((value < 0) & (lower >= 0))
     return no, jnp.any(beyond), no

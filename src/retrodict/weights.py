@@ -147,7 +147,7 @@ def pareto_k(log_weights: Float[Array, " particles"]) -> Float[Array, ""]:
     Vehtari et al. (2024, JMLR 25:72), with the fit of Zhang & Stephens (2009) to the
     M = ⌈min(K / 5, 3 √K)⌉ largest weights and the prior that counts as ten points at 1/2. The
     mean of the weights has finite variance for k < 1/2, and converges too slowly to be of use
-    above 0.7. Equal to ArviZ's where the M + 1 largest weights differ. Elsewhere:
+    above 0.7. Equal to ArviZ 0.23's where the M + 1 largest weights differ. Elsewhere:
 
     - K ≤ 20, or fewer than five weights above zero: too few to fit, k̂ = inf;
     - fewer than five above the M + 1st because of ties (a discrete posterior, a proposal that is
