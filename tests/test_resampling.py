@@ -176,6 +176,18 @@ def test_parallel_sums_are_the_sequential_ones(num):
     )
 
 
+@pytest.mark.parametrize("total", [0.9999, 1.0, 1.00005])
+def test_shares_that_miss_one_are_stretched_evenly(total):
+    shares = np.random.default_rng(0).exponential(size=50_000)
+    shares = jnp.asarray(total * shares / shares.sum(), jnp.float32)
+    length = 50_000 << resampling._step_bits(50_000)
+    ends = np.asarray(jax.jit(resampling._lay)(shares, jnp.asarray(length, jnp.int32)))
+    exact = np.cumsum(np.asarray(shares, float))
+    # to within a step of the grid for the cut and one for the stretch
+    assert np.abs(ends - exact / exact[-1] * length).max() <= 2.0
+    assert ends[-1] == length and np.all(np.diff(ends) >= 0)
+
+
 def test_names_and_callables():
     assert resampling.resampler("residual") is residual
 

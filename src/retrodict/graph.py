@@ -480,7 +480,7 @@ def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
     return nested
 
 
-_NUMBERED = re.compile(r"^(?P<base>.*\D)(?P<number>\d+)$")
+_NUMBERED = re.compile(r"^(?P<base>.*\D)(?P<number>\d+)\]?$")
 
 
 def _with_families(sites: Mapping[str, Site]) -> dict[str, Site]:
@@ -495,7 +495,7 @@ def _with_families(sites: Mapping[str, Site]) -> dict[str, Site]:
     for (base, *_), names in members.items():
         if len(names) > 1:
             for name in names:
-                number = int(name.removeprefix(base))
+                number = int(name.removeprefix(base).rstrip("]"))
                 marked[name] = replace(marked[name], family=(base, number))
     return marked
 

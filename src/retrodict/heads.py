@@ -64,7 +64,12 @@ def _pick(weights: Array, uniform: Array) -> Array:
 def _components(params: Array) -> tuple[Array, Array, Array]:
     logits, means, scales = jnp.split(params, 3)
     scales = SMALLEST_LOG_SCALE + jax.nn.softplus(scales - SMALLEST_LOG_SCALE)
-    return jax.nn.log_softmax(logits), means, jnp.minimum(scales, LARGEST_LOG_SCALE)
+    scales = jnp.minimum(scales, LARGEST_LOG_SCALE)
+    # The slope of log q in a mean grows as 1/σ, so that rows with narrow posteriors would drown all
+    # others. Slopes in units of σ leave values, and what is optimal, as they are: Seitzer et al.
+    # 2022, "On the pitfalls of heteroscedastic uncertainty estimation".
+    kept, unit = jax.lax.stop_gradient((means, jnp.exp(jnp.minimum(scales, 0.0))))
+    return jax.nn.log_softmax(logits), kept + unit * (means - kept), scales
 
 
 def _component_bias(components: int) -> np.ndarray:

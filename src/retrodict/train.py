@@ -103,7 +103,8 @@ class State(NamedTuple):
     optimiser: optax.OptState
 
 
-def _optimiser(clip: float) -> optax.GradientTransformation:
+def optimiser(clip: float) -> optax.GradientTransformation:
+    """Adam with clipping; the rate is applied apart."""
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam())
 
 
@@ -130,7 +131,7 @@ def one_pass(
     clip: float,
 ) -> State:
     """A gradient step for each minibatch of the rows in random order."""
-    optimiser = _optimiser(clip)
+    adam = optimiser(clip)
     number = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(rng_key, number).reshape(len(rates), -1)
 
@@ -140,7 +141,7 @@ def one_pass(
         loss, gradient = eqx.filter_value_and_grad(
             lambda weights: _loss(eqx.combine(weights, fixed), batch)
         )(state.weights)
-        update, optimiser_state = optimiser.update(gradient, state.optimiser)
+        update, optimiser_state = adam.update(gradient, state.optimiser)
         weights = optax.apply_updates(state.weights, jax.tree.map(lambda u: -rate * u, update))
         # A batch whose gradient overflows is passed over, not learned from.
         sound = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(gradient))
@@ -341,7 +342,7 @@ class _Run:
     def _restart(self) -> None:
         """Set out from the best weights."""
         weights, self.fixed = eqx.partition(self.best, trainable(self.best))
-        self.state = State(weights, _optimiser(self.training.clip).init(weights))
+        self.state = State(weights, optimiser(self.training.clip).init(weights))
 
     def _heldout_loss(self, weights: PyTree) -> float:
         part = min(self.sizes.batch, self.sizes.held)

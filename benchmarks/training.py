@@ -1,0 +1,142 @@
+"""How fast is training: steps a second against PyTorch, and time spent outside of XLA.
+
+Run as `python -m benchmarks.training`. PyTorch gets an environment of its own, made in the user's
+cache folder on the first run. Both networks take turns in processes that stay alive, and the best
+of several repeats counts, so that a busy machine weighs on both alike.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+
+import retrodict as rd
+from retrodict import synthetic, train
+from retrodict.networks import MADE, Latent, Value, trainable
+
+TORCH = "2.13.0"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "retrodict-benchmarks"
+BITS = constraints.independent(constraints.boolean, 1)
+BATCH, STEPS, REPEATS = 500, 64, 12
+
+
+def torch_python() -> Path:
+    """The interpreter of an environment with PyTorch."""
+    home = CACHE / f"torch-{TORCH}"
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        venv.create(home, clear=True, with_pip=True)
+        command = [python, "-m", "pip", "install", "--quiet", f"torch=={TORCH}", "numpy"]
+        subprocess.run(command, check=True)
+        (home / "ready").touch()
+    return python
+
+
+def our_passes() -> Callable[[], float]:
+    """Makes `STEPS` steps of the factorial HMM's network, and gives the seconds."""
+    latents, inputs = (Latent("x", BITS, (20,)),), (Value("c", BITS, (41,)),)
+    net = MADE(hidden=(300,) * 4, context=()).build(jax.random.key(0), latents, inputs)
+    keys = jax.random.split(jax.random.key(1))
+    x, c = (
+        jax.random.bernoulli(k, 0.5, (STEPS * BATCH, n)) * 1.0
+        for k, n in zip(keys, (20, 41), strict=True)
+    )
+    weights, fixed = eqx.partition(net, trainable(net))
+    state = train.State(weights, train.optimiser(5.0).init(weights))
+    rates = jnp.full(STEPS, 1e-3)
+
+    def run() -> float:
+        start = time.perf_counter()
+        new = train.one_pass(jax.random.key(2), state, ({"x": x}, {"c": c}), fixed, rates, 5.0)
+        jax.block_until_ready(new)
+        return time.perf_counter() - start
+
+    run()
+    return run
+
+
+def against_torch() -> None:
+    """Print steps a second of both, and their ratio."""
+    script = Path(__file__).with_name("training_torch.py")
+    process = subprocess.Popen(
+        [torch_python(), script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    version, threads = process.stdout.readline().split()
+
+    def theirs() -> float:
+        print(STEPS, file=process.stdin, flush=True)
+        return float(process.stdout.readline().split()[0])
+
+    ours = our_passes()
+    theirs()
+    times: list[tuple[float, float]] = []
+    for _ in range(REPEATS):
+        times.append((ours(), theirs()))
+        time.sleep(0.3)  # idle threads of either spin for a while
+    process.stdin.close()
+    process.wait()
+    best = [STEPS / min(column) for column in zip(*times, strict=True)]
+    print(f"| steps/s, 4×300, 41 inputs, batch {BATCH} | ratio |\n| --- | ---: |")
+    print(f"| PyTorch {version}, {threads} threads, fused Adam: {best[1]:.0f} | |")
+    print(f"| retrodict: {best[0]:.0f} | {best[0] / best[1]:.2f} |")
+
+
+class Stopwatch:
+    """Adds up the time that calls take, including their results."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, timed."""
+
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = jax.block_until_ready(call(*args))
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return timed
+
+
+def outside_xla(seconds: float = 60.0) -> None:
+    """Print how much of a training's time is spent outside of compiled code and of compiling."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.zoo import pumps
+
+    inside, waiting = Stopwatch(), Stopwatch()
+    train.one_pass = inside(train.one_pass)
+    train.heldout_loss = inside(train.heldout_loss)
+    # The first set is made before training, all others in another thread meanwhile.
+    synthetic.Sets.next = waiting(synthetic.Sets.next)  # type: ignore[method-assign]
+    start = time.perf_counter()
+    compiled = rd.compile(
+        jax.random.key(0),
+        pumps,
+        ("t", "y"),
+        inverse="faithful",
+        training=rd.Training(max_seconds=seconds),
+        progress_bar=False,
+    )
+    histories = compiled.history.networks.values()
+    total = sum(h.seconds for h in histories)
+    print(f"\ncompiling took {time.perf_counter() - start:.1f} s, of which {total:.1f} s training")
+    print(f"in jitted calls: {inside.seconds:.1f} s; making and awaiting data: {waiting.seconds:.1f} s")
+    rest = total - inside.seconds - waiting.seconds
+    print(f"outside: {rest:.2f} s, {rest / total:.1%} of training")
+
+
+if __name__ == "__main__":
+    against_torch()
+    outside_xla()
