@@ -14,7 +14,8 @@ import pytest
 from matplotlib import pyplot
 from scipy import stats
 
-from retrodict.posterior import LIMITS, Posterior, assess, make_posterior
+from retrodict.posterior import Posterior, make_posterior
+from retrodict.trust import LIMITS, assess
 from retrodict.weights import LogEvidence, normalise, weighted_mcse, weighted_mean
 
 NUM = 4000

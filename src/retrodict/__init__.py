@@ -8,10 +8,11 @@ from retrodict.artefact import DamagedFile, NewerFormat
 from retrodict.compiled import Compiled, History, compile
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.factors import Factor
-from retrodict.graph import Graph, Site, trace
+from retrodict.graph import Graph, Site
 from retrodict.inverse import Inverse, invert
 from retrodict.networks import MADE
 from retrodict.posterior import Posterior
+from retrodict.reading import trace
 from retrodict.saving import WrongModel, load
 from retrodict.train import Training
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from retrodict.contexts import Assembly
 from retrodict.data import check_data
 from retrodict.filtering import FilterInfo, FilterState, StreamingFilter
-from retrodict.graph import Graph, trace
+from retrodict.graph import Graph
 from retrodict.history import NetworkHistory
 from retrodict.inference import Inference, InferMethod, Plan, Settings, first_choice
 from retrodict.inverse import Inverse, Method, invert
@@ -28,6 +28,7 @@ from retrodict.networks import MADE, ConditionalMADE
 from retrodict.posterior import Posterior
 from retrodict.progress import Interruption, Progress
 from retrodict.proposal import Proposal
+from retrodict.reading import trace
 from retrodict.resampling import Resampler
 from retrodict.synthetic import Draws, Simulator, joint_draws, names_of
 from retrodict.train import Training, train_network

@@ -12,15 +12,24 @@ a plate that are not alike are found.
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from numpy.typing import NDArray
 
+from retrodict.primitives import (
+    CALLS,
+    ELEMENTWISE,
+    RULES,
+    Abstract,
+    Lazy,
+    anything,
+    elementwise,
+    shape_of,
+    together,
+)
 from retrodict.relations import (
     AxisKey,
     Dependence,
@@ -43,48 +52,6 @@ class Constant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Abstract:
-    """What is known of an array: its dependence, its shape, and its value if it is a constant."""
-
-    dependence: Dependence
-    shape: tuple[int, ...]
-    constant: "_Lazy | None" = None
-
-    @property
-    def sizes(self) -> dict[AxisKey, int]:
-        """The array's own axes."""
-        return dict(enumerate(self.shape))
-
-    @property
-    def value(self) -> NDArray[Any] | None:
-        """The array itself, if it is a constant."""
-        return None if self.constant is None else self.constant.value
-
-    def take(self, taken: Mapping[AxisKey, Take]) -> Dependence:
-        """The dependence of a result whose axes are taken from this array's."""
-        return self.dependence.move(self.sizes, taken)
-
-    def keep(self, axes: Mapping[int, int]) -> Dependence:
-        """The dependence of a result with axes kept whole: old axis → new axis."""
-        return self.take({old: Take(new, self.shape[old]) for old, new in axes.items()})
-
-
-class _Lazy:
-    """A constant that is computed when somebody asks for it."""
-
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute = compute
-
-    @cached_property
-    def value(self) -> NDArray[Any]:
-        with jax.ensure_compile_time_eval():
-            return np.asarray(self._compute())
-
-
-Rule: TypeAlias = Callable[[JaxprEqn, Sequence[Abstract], "_Reader"], list[Dependence]]
-
-
-@dataclass(frozen=True)
 class Flow:
     """A traced function of a dict of arrays, whose names are the sources."""
 
@@ -102,7 +69,7 @@ class Flow:
     def dependence(self) -> Any:
         """A pytree like the function's output with an `Abstract` in place of each array."""
         arguments = [
-            Abstract(Dependence({name: identity(len(_shape(var)))}), _shape(var))
+            Abstract(Dependence({name: identity(len(shape_of(var)))}), shape_of(var))
             for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
         ]
         return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
@@ -181,7 +148,7 @@ class _Reader:
         sources: dict[Hashable, Relations] = {}
         if varies:
             sources[self.constant_source(value)] = identity(len(shape))
-        return Abstract(Dependence(sources), shape, _Lazy(lambda: value))
+        return Abstract(Dependence(sources), shape, Lazy(lambda: value))
 
     def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
         """The abstract outputs of a closed jaxpr."""
@@ -197,7 +164,7 @@ class _Reader:
 
         def look_up(atom: Any) -> Abstract:
             if isinstance(atom, Literal):
-                return Abstract(Dependence.nothing(), np.shape(atom.val), _Lazy(lambda: atom.val))
+                return Abstract(Dependence.nothing(), np.shape(atom.val), Lazy(lambda: atom.val))
             return known[atom]
 
         for eqn in jaxpr.eqns:
@@ -208,18 +175,22 @@ class _Reader:
 
     def _apply(self, eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Abstract]:
         name = eqn.primitive.name
-        shapes = [_shape(var) for var in eqn.outvars]
+        shapes = [shape_of(var) for var in eqn.outvars]
         inner = _called(eqn)
         if inner is not None and len(inner.jaxpr.invars) == len(operands):
             return self.read(inner, operands)
         if name == "scan":
             return _scan(eqn, operands, self)
-        if name in _RULES:
-            found = _RULES[name](eqn, operands, self)
-        elif name in _ELEMENTWISE and all(len(o.shape) in (0, len(shapes[0])) for o in operands):
-            found = [_elementwise(operands, shapes[0])] * len(shapes)
+        if name == "cond":
+            found = _branch(eqn, operands, self)
+        elif name == "iota":
+            found = _iota(eqn, self)
+        elif name in RULES:
+            found = RULES[name](eqn, operands)
+        elif name in ELEMENTWISE and all(len(o.shape) in (0, len(shapes[0])) for o in operands):
+            found = [elementwise(operands, shapes[0])] * len(shapes)
         else:
-            found = [_anything(operands)] * len(shapes)
+            found = [anything(operands)] * len(shapes)
         constant = all(operand.constant is not None for operand in operands)
         return [
             Abstract(dep, shape, _evaluated(eqn, operands, number) if constant else None)
@@ -227,13 +198,9 @@ class _Reader:
         ]
 
 
-def _shape(var: Any) -> tuple[int, ...]:
-    return tuple(getattr(var.aval, "shape", ()))
-
-
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function that an equation merely calls: jit, custom derivatives, checkpoints."""
-    if eqn.primitive.name not in _CALLS:
+    if eqn.primitive.name not in CALLS:
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = eqn.params.get(key)
@@ -244,353 +211,16 @@ def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return None
 
 
-def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> _Lazy:
+def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> Lazy:
     def compute() -> Any:
         bind: Callable[..., Any] = eqn.primitive.bind
         result = bind(*(operand.value for operand in operands), **eqn.params)
         return result[number] if eqn.primitive.multiple_results else result
 
-    return _Lazy(compute)
+    return Lazy(compute)
 
 
-def _join(parts: Sequence[Dependence]) -> Dependence:
-    total = Dependence.nothing()
-    for part in parts:
-        total = total | part
-    return total
-
-
-def _elementwise(operands: Sequence[Abstract], shape: tuple[int, ...]) -> Dependence:
-    return _join(
-        [
-            operand.dependence
-            if operand.shape in ((), shape)
-            # An axis of size one is stretched over the result's.
-            else operand.keep({a: a for a, n in enumerate(operand.shape) if n == shape[a]})
-            for operand in operands
-        ]
-    )
-
-
-def _anything(operands: Sequence[Abstract]) -> Dependence:
-    return _join([operand.take({}) for operand in operands])
-
-
-def _broadcast_in_dim(
-    eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader
-) -> list[Dependence]:
-    operand, shape = operands[0], eqn.params["shape"]
-    places = eqn.params["broadcast_dimensions"]
-    kept = {i: d for i, d in enumerate(places) if operand.shape[i] == shape[d]}
-    return [operand.keep(kept)]
-
-
-def _squeeze(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    gone = set(eqn.params["dimensions"])
-    return [_drop(operands[0], gone)]
-
-
-def _drop(operand: Abstract, gone: set[int]) -> Dependence:
-    left = [axis for axis in range(len(operand.shape)) if axis not in gone]
-    return operand.keep({old: new for new, old in enumerate(left)})
-
-
-def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, old, new = operands[0], operands[0].shape, eqn.params["new_sizes"]
-    taken: dict[AxisKey, Take] = {}
-    for old_axes, new_axes in _matching_runs(old, new):
-        old_axes = [axis for axis in old_axes if old[axis] > 1]
-        new_axes = [axis for axis in new_axes if new[axis] > 1]
-        if len(new_axes) != 1:
-            continue  # one axis split into several: no single axis of the result says where
-        sizes = [old[axis] for axis in old_axes]
-        places = np.unravel_index(np.arange(new[new_axes[0]]), sizes) if len(sizes) > 1 else [None]
-        for axis, index in zip(old_axes, places, strict=True):
-            taken[axis] = Take(new_axes[0], new[new_axes[0]], picked=index)
-    return [operand.take(taken)]
-
-
-def _matching_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut both shapes into the shortest runs of axes with equal numbers of elements."""
-    runs: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        a = old[i] if left else 1
-        b = new[j] if right else 1
-        i, j = i + len(left), j + len(right)
-        while a != b:
-            if a < b:
-                left.append(i)
-                a *= old[i]
-                i += 1
-            else:
-                right.append(j)
-                b *= new[j]
-                j += 1
-        runs.append((left, right))
-    return runs
-
-
-def _transpose(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    return [operands[0].keep({old: new for new, old in enumerate(eqn.params["permutation"])})]
-
-
-def _reduce(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    gone = set(eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"])
-    total = _join(
-        [_drop(operand, gone) if operand.shape else operand.dependence for operand in operands]
-    )
-    return [total] * len(eqn.outvars)
-
-
-def _cumulate(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    axis, operand = eqn.params["axis"], operands[0]
-    size, backward = operand.shape[axis], eqn.params["reverse"]
-    return [operand.dependence.map(lambda r: widen(r, axis, size, backward=backward))]
-
-
-def _slice(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * len(starts)
-    return [operands[0].take(_sliced(starts, stops, strides))]
-
-
-def _sliced(
-    starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]
-) -> dict[AxisKey, Take]:
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True)):
-        index = np.arange(start, stop, stride)
-        taken[axis] = (
-            Take(axis, len(index), shift=int(start))
-            if stride == 1
-            else Take(axis, len(index), picked=index)
-        )
-    return taken
-
-
-def _dynamic_slice(
-    eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader
-) -> list[Dependence]:
-    operand, starts, sizes = operands[0], operands[1:], eqn.params["slice_sizes"]
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        if size == operand.shape[axis]:
-            taken[axis] = Take(axis, size)
-        elif start.value is not None:
-            at = int(np.clip(start.value, 0, operand.shape[axis] - size))
-            taken[axis] = Take(axis, size, shift=at)
-    return [operand.take(taken) | _anything(starts)]
-
-
-def _dynamic_update_slice(
-    eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader
-) -> list[Dependence]:
-    operand, update, *starts = operands
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, size) in enumerate(zip(starts, update.shape, strict=True)):
-        whole = operand.shape[axis]
-        if size == whole:
-            taken[axis] = Take(axis, size)
-        elif start.value is not None:
-            at = int(np.clip(start.value, 0, whole - size))
-            taken[axis] = Take(axis, whole, shift=-at)
-    placed = _inside(update).move(update.sizes, taken)
-    return [operand.dependence | placed | _anything(starts)]
-
-
-def _split(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, axis = operands[0], eqn.params["axis"]
-    parts, start = [], 0
-    for size in eqn.params["sizes"]:
-        starts = [start if i == axis else 0 for i in range(len(operand.shape))]
-        stops = [start + size if i == axis else n for i, n in enumerate(operand.shape)]
-        parts.append(operand.take(_sliced(starts, stops, [1] * len(starts))))
-        start += size
-    return parts
-
-
-def _pad(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, filler = operands
-    shape = _shape(eqn.outvars[0])
-    taken: dict[AxisKey, Take] = {}
-    for axis, (low, _, interior) in enumerate(eqn.params["padding_config"]):
-        if interior:
-            place = np.arange(shape[axis]) - low
-            index = np.where(
-                (place >= 0) & (place % (interior + 1) == 0), place // (interior + 1), -1
-            )
-            index[index >= operand.shape[axis]] = -1
-            taken[axis] = Take(axis, shape[axis], picked=index)
-        else:
-            taken[axis] = Take(axis, shape[axis], shift=-low)
-    return [_inside(operand).move(operand.sizes, taken) | filler.dependence]
-
-
-def _inside(operand: Abstract) -> Dependence:
-    """The dependence, saying on which positions it exists: for arrays placed in larger ones."""
-
-    def limited(relations: Relations) -> Relations:
-        for axis, size in enumerate(operand.shape):
-            # No range is "all of the axis" here: the axis is about to grow.
-            taken = {r for r in relations if all(a != axis for a, _, _ in r.present)}
-            relations = limit(frozenset(taken), axis, -1, 0, size) | (relations - taken)
-        return relations
-
-    return operand.dependence.map(limited)
-
-
-def _concatenate(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    along, shape = eqn.params["dimension"], _shape(eqn.outvars[0])
-    parts, start = [], 0
-    for operand in operands:
-        taken: dict[AxisKey, Take] = {
-            axis: Take(axis, size, shift=-start if axis == along else 0)
-            for axis, size in enumerate(shape)
-        }
-        parts.append(_inside(operand).move(operand.sizes, taken))
-        start += operand.shape[along]
-    return [_join(parts)]
-
-
-def _stack(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    along, count = eqn.params["axis"], len(operands)
-    return [
-        _join(
-            [
-                operand.keep({a: a + (a >= along) for a in range(len(operand.shape))}).map(
-                    lambda r, place=number: limit(r, along, count, place, place + 1)  # type: ignore[misc]
-                )
-                for number, operand in enumerate(operands)
-            ]
-        )
-    ]
-
-
-def _unstack(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, along = operands[0], eqn.params["axis"]
-    parts = []
-    for number in range(operand.shape[along]):
-        taken: dict[AxisKey, Take] = {a: Take(a, n) for a, n in enumerate(operand.shape)}
-        taken[along] = Take(along, 1, shift=number)
-        one = Abstract(
-            operand.take(taken), (*operand.shape[:along], 1, *operand.shape[along + 1 :])
-        )
-        parts.append(_drop(one, {along}))
-    return parts
-
-
-def _tile(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, shape = operands[0], _shape(eqn.outvars[0])
-    first = len(shape) - len(operand.shape)
-    return [
-        operand.take(
-            {
-                axis: Take(
-                    first + axis, shape[first + axis], picked=np.arange(shape[first + axis]) % n
-                )
-                if n != shape[first + axis]
-                else Take(first + axis, n)
-                for axis, n in enumerate(operand.shape)
-            }
-        )
-    ]
-
-
-def _each_its_own(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    return [operand.dependence for operand in operands]
-
-
-def _last_axis(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    """Something along the last axis, batched over the others."""
-    total = _join([o.keep({a: a for a in range(len(o.shape) - 1)}) for o in operands])
-    return [total] * len(eqn.outvars)
-
-
-def _reverse(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand = operands[0]
-    return [
-        operand.take(
-            {
-                axis: Take(axis, n, picked=np.arange(n)[::-1])
-                if axis in eqn.params["dimensions"]
-                else Take(axis, n)
-                for axis, n in enumerate(operand.shape)
-            }
-        )
-    ]
-
-
-def _dot_general(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    contracted, batched = eqn.params["dimension_numbers"]
-    place = len(batched[0])
-    parts = []
-    for operand, summed, batch in zip(operands, contracted, batched, strict=True):
-        kept = {axis: number for number, axis in enumerate(batch)}
-        for axis in range(len(operand.shape)):
-            if axis not in summed and axis not in batch:
-                kept[axis] = place
-                place += 1
-        parts.append(operand.keep(kept))
-    return [_join(parts)]
-
-
-def _gather(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    operand, indices = operands
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    shape = _shape(eqn.outvars[0])
-    batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
-    hidden = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    visible = [axis for axis in range(len(operand.shape)) if axis not in hidden]
-
-    taken: dict[AxisKey, Take] = {}
-    for axis, place in zip(visible, numbers.offset_dims, strict=True):
-        if sizes[axis] == operand.shape[axis]:
-            taken[axis] = Take(place, sizes[axis])
-    for axis, index_axis in zip(
-        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
-    ):
-        taken[axis] = Take(batch_axes[index_axis], operand.shape[axis])
-    explained = _constant_gather(numbers, operand, indices, batch_axes, shape)
-    taken.update(explained)
-
-    # The last axis of the indices holds the coordinates of one gathered point.
-    index_places = dict(enumerate(batch_axes))
-    located = len(explained) == len(numbers.start_index_map)
-    return [operand.take(taken) | (Dependence.nothing() if located else indices.keep(index_places))]
-
-
-def _constant_gather(
-    numbers: Any,
-    operand: Abstract,
-    indices: Abstract,
-    batch_axes: Sequence[int],
-    shape: Sequence[int],
-) -> dict[AxisKey, Take]:
-    """Where gathered axes come from when the index is a constant that varies along one axis."""
-    if indices.value is None:
-        return {}
-    taken: dict[AxisKey, Take] = {}
-    for column, axis in enumerate(numbers.start_index_map):
-        if axis not in numbers.collapsed_slice_dims:
-            continue
-        index = indices.value[..., column]
-        varying = [a for a in range(index.ndim) if np.any(np.take(index, [0], a) != index)]
-        if len(varying) > 1 or not batch_axes:
-            continue
-        along = varying[0] if varying else 0
-        line = np.moveaxis(index, along, 0).reshape(index.shape[along], -1)[:, 0]
-        line = np.clip(line, 0, operand.shape[axis] - 1).astype(np.int64)
-        taken[axis] = Take(batch_axes[along], shape[batch_axes[along]], picked=line)
-    return taken
-
-
-def _scatter(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    return [operands[0].dependence | _anything(operands[1:])]
-
-
-def _iota(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+def _iota(eqn: JaxprEqn, reader: _Reader) -> list[Dependence]:
     axis = eqn.params["dimension"]
     if eqn.params["shape"][axis] < 2:
         return [Dependence.nothing()]
@@ -599,23 +229,11 @@ def _iota(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
     return [Dependence({reader.constant_source(eqn): placed})]
 
 
-def _sort(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    along = eqn.params["dimension"]
-    total = _join([o.keep({a: a for a in range(len(o.shape)) if a != along}) for o in operands])
-    return [total] * len(eqn.outvars)
-
-
-def _matrix(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
-    """Linear algebra over the last two axes, batched over the others."""
-    total = _join([o.keep({a: a for a in range(len(o.shape) - 2)}) for o in operands])
-    return [total] * len(eqn.outvars)
-
-
 def _branch(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     choice, *arguments = operands
     branches = [reader.read(branch, arguments) for branch in eqn.params["branches"]]
     return [
-        _join([_anything([choice]), *(result.dependence for result in results)])
+        together([anything([choice]), *(result.dependence for result in results)])
         for results in zip(*branches, strict=True)
     ]
 
@@ -672,8 +290,8 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
             break
         carry = following
     else:
-        worst = _anything(operands)
-        return [Abstract(worst, _shape(var)) for var in eqn.outvars]
+        worst = anything(operands)
+        return [Abstract(worst, shape_of(var)) for var in eqn.outvars]
     final: dict[AxisKey, Take] = {step: Take(step, 1, shift=last)}
     left = [
         Abstract(o.dependence.move({step: length}, final).move({step: 1}, {}), o.shape)
@@ -688,7 +306,7 @@ def _stacked(output: Abstract, step: Step, length: int) -> Abstract:
     shape = (length, *output.shape)
     constant = None
     if output.constant is not None:
-        constant = _Lazy(lambda: np.broadcast_to(np.asarray(output.value), shape))
+        constant = Lazy(lambda: np.broadcast_to(np.asarray(output.value), shape))
     sizes: dict[AxisKey, int] = {step: length, **output.sizes}
     return Abstract(output.dependence.move(sizes, taken), shape, constant)
 
@@ -703,81 +321,3 @@ def _scan_input(operand: Abstract, step: Step) -> Abstract:
     taken: dict[AxisKey, Take] = {0: Take(step, operand.shape[0])}
     taken |= {a: Take(a - 1, n) for a, n in enumerate(operand.shape) if a}
     return Abstract(operand.take(taken), operand.shape[1:])
-
-
-_CALLS = frozenset(
-    """
-    jit pjit closed_call core_call call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
-    checkpoint composite remat remat2
-    """.split()  # noqa: SIM905 (one name a line would take a page)
-)
-
-_ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
-    digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
-    imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi ne neg
-    nextafter not or polygamma population_count pow random_gamma_grad real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor zeta
-    """.split()  # noqa: SIM905
-)
-
-_RULES: dict[str, Rule] = {
-    "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
-    "cond": _branch,
-    "dot_general": _dot_general,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    "iota": _iota,
-    "pad": _pad,
-    "reshape": _reshape,
-    "rev": _reverse,
-    "slice": _slice,
-    "sort": _sort,
-    "split": _split,
-    "squeeze": _squeeze,
-    "stack": _stack,
-    "tile": _tile,
-    "top_k": _last_axis,
-    "unstack": _unstack,
-    "optimization_barrier": _each_its_own,
-    "transpose": _transpose,
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulate),
-    **dict.fromkeys(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"), _matrix),
-    **dict.fromkeys(
-        (
-            "argmax",
-            "argmin",
-            "reduce",
-            "reduce_and",
-            "reduce_max",
-            "reduce_min",
-            "reduce_or",
-            "reduce_prod",
-            "reduce_sum",
-            "reduce_xor",
-        ),
-        _reduce,
-    ),
-    **dict.fromkeys(
-        (
-            "scatter",
-            "scatter-add",
-            "scatter-max",
-            "scatter-min",
-            "scatter-mul",
-            "scatter-sub",
-            "scatter_add",
-            "scatter_max",
-            "scatter_min",
-            "scatter_mul",
-            "scatter_sub",
-        ),
-        _scatter,
-    ),
-}

@@ -19,10 +19,11 @@ from retrodict.contexts import Values
 from retrodict.data import check_data
 from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
-from retrodict.graph import Graph, trace
+from retrodict.graph import Graph
 from retrodict.inverse import invert
 from retrodict.posterior import Posterior, make_posterior
 from retrodict.proposal import Networks, Proposal
+from retrodict.reading import trace
 from retrodict.resampling import Resampler, resampler
 from retrodict.smc import Engine, Outcome, blame
 from retrodict.synthetic import faults

@@ -104,7 +104,7 @@ def invert(graph: Graph, method: Method = "auto") -> Inverse:
 
     Example:
         >>> import numpyro, numpyro.distributions as dist
-        >>> from retrodict.graph import trace
+        >>> from retrodict.reading import trace
         >>> def rain():
         ...     rain = numpyro.sample("rain", dist.Bernoulli(0.2))
         ...     sprinkler = numpyro.sample("sprinkler", dist.Bernoulli(0.4))

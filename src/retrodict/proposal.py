@@ -181,7 +181,8 @@ class Proposal:
         index = jnp.unravel_index(jnp.arange(total), sizes)
         flat = jax.tree.map(lambda s: s.reshape(total, *s.shape[len(sizes) :]), summaries or {})
         x, log_q = jax.vmap(one)(jax.random.split(rng_key, total), index, flat)
-        return jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), (x, log_q))
+        x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
+        return x, log_q.reshape(sizes)
 
     def _draw_forward(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values

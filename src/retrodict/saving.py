@@ -20,13 +20,14 @@ import numpy as np
 from retrodict import artefact
 from retrodict.compiled import Compiled, History
 from retrodict.encoders import Embedding
-from retrodict.graph import Graph, trace
+from retrodict.graph import Graph
 from retrodict.history import NetworkHistory
 from retrodict.inference import Plan
 from retrodict.inverse import invert
 from retrodict.model import Program
 from retrodict.networks import MADE, ConditionalMADE
 from retrodict.proposal import Proposal
+from retrodict.reading import trace
 from retrodict.synthetic import Rejected
 
 
