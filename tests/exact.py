@@ -183,18 +183,16 @@ Oracle = tuple[Callable[..., Any], Sequence[str], str, Callable[[dict[str, Any]]
 ORACLES: dict[str, Oracle] = {
     "normal": (normal, ["y"], "auto", _of_y(normal_exact), ["importance"]),
     "coin": (coin, ["y"], "auto", _of_y(coin_exact), ["importance"]),
-    "rates": (rates, ["y"], "blanket", _of_y(rates_exact), ["importance", "smc", "divide"]),
-    "hierarchy": (
-        hierarchy, ["y"], "blanket", _of_y(hierarchy_exact), ["importance", "smc", "divide"],
-    ),
+    "rates": (rates, ["y"], "blanket", _of_y(rates_exact), ["importance", "divide"]),
+    "hierarchy": (hierarchy, ["y"], "blanket", _of_y(hierarchy_exact), ["smc", "divide"]),
     "series": (series, ["y"], "filter", _of_y(series_exact), ["importance", "smc"]),
-    "series, look-ahead": (
-        series, ["y"], "faithful", _of_y(series_exact), ["importance", "smc"],
-    ),
-    "chain": (chain, ["y"], "filter", _of_y(chain_exact), ["importance", "smc"]),
+    "look-ahead": (series, ["y"], "faithful", _of_y(series_exact), ["smc"]),
+    "chain": (chain, ["y"], "filter", _of_y(chain_exact), ["smc"]),
     "network": (
-        discrete_network, ["xray", "dyspnoea"], "faithful",
+        discrete_network,
+        ["xray", "dyspnoea"],
+        "faithful",
         lambda data: network_exact(int(data["xray"]), int(data["dyspnoea"])),
-        ["importance", "smc"],
+        ["importance"],
     ),
-}  # fmt: skip
+}

@@ -35,6 +35,12 @@ class WrongModel(ValueError):  # noqa: N818 (named beside DamagedFile)
     """The model given is not the one that was compiled; the message says where they differ."""
 
 
+_CONTENTS = {
+    *("model", "model_args", "model_kwargs", "graph", "method"),
+    *("estimator", "networks", "plan", "history"),
+}
+
+
 def save(compiled: Compiled, path: str | Path) -> Path:
     """Write a compiled model to one file; see `load`."""
     program = compiled.graph.program
@@ -63,11 +69,16 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
         model: the model that was compiled; its arguments are in the file.
 
     Raises:
-        DamagedFile: the file is not whole, or not ours.
+        DamagedFile: the file is not whole, not ours, or made with another precision of JAX.
         NewerFormat: a newer version of retrodict made it.
         WrongModel: the model given has another graph.
     """
     header, arrays = artefact.read(path)
+    if missing := _CONTENTS - set(header):
+        raise artefact.DamagedFile(
+            f"{path} holds no compiled model: its header has no {', '.join(sorted(missing))}. Load "
+            "a file that Compiled.save wrote"
+        )
     args = tuple(_unpacked(header["model_args"], arrays))
     kwargs = _unpacked(header["model_kwargs"], arrays)
     expected = header["graph"]["sites"]
@@ -95,7 +106,14 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
 
 def _check_sites(program: Program, expected: Mapping[str, Any], path: Any) -> None:
     """Refuse a model without the sites of the file, before any of them is taken for observed."""
-    _, seen, _ = program.inspect()
+    try:
+        _, seen, _ = program.inspect()
+    except Exception as error:
+        # The model is the caller's code, and another than expected: it may raise anything.
+        raise WrongModel(
+            f"{path} was made from another model: the one given cannot be called with the "
+            f"arguments in the file, {error}. Load it with the model it was compiled from"
+        ) from error
     if set(seen) != set(expected):
         raise WrongModel(
             f"{path} was made from another model: it has the sites {', '.join(expected)}; the "
@@ -170,9 +188,12 @@ def _packed(value: Any, where: str, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     """Arguments of the model as JSON, with arrays put aside."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"cannot save {where}: it is a random key. Give its numbers, from key_data")
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         arrays[where] = np.asarray(value)
-        return {"array": where}
+        # A model may use methods that only one kind of array has.
+        return {"jax array" if isinstance(value, jax.Array) else "array": where}
     if isinstance(value, list | tuple):
         items = [_packed(v, f"{where}[{i}]", arrays) for i, v in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
@@ -190,7 +211,9 @@ def _unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         ((kind, content),) = value.items()
         if kind == "array":
-            return arrays[content]
+            return arrays[content][()]  # a scalar, if it has no axes
+        if kind == "jax array":
+            return jnp.asarray(arrays[content])
         if kind == "tuple":
             return tuple(_unpacked(item, arrays) for item in content)
         return {k: _unpacked(v, arrays) for k, v in content.items()}
@@ -217,6 +240,11 @@ def _filled(
             raise artefact.DamagedFile(
                 f"{path}: the weights {name} should have shape {leaf.shape}, found {found}. The "
                 "file was made by a version of retrodict with other networks: compile again"
+            )
+        if stored.dtype != leaf.dtype:
+            raise artefact.DamagedFile(
+                f"{path}: the weights {name} are {stored.dtype}, and JAX now makes {leaf.dtype}. "
+                "Set jax_enable_x64 as it was when the file was saved"
             )
         leaves.append(jnp.asarray(stored))
     filled: ConditionalMADE = eqx.combine(jax.tree.unflatten(tree, leaves), rest)

@@ -59,7 +59,7 @@ class Training:
     heldout_size: int = 4_096
     passes: int = 4
     learning_rate: float = 2e-3
-    patience: int = 8
+    patience: int = 10
     halvings: int = 5
     clip: float = 5.0
     copies: int = 4
