@@ -132,7 +132,7 @@ def outside_xla(seconds: float = 60.0) -> None:
     histories = compiled.history.networks.values()
     total = sum(h.seconds for h in histories)
     print(f"\ncompiling took {time.perf_counter() - start:.1f} s, of which {total:.1f} s training")
-    print(f"in jitted calls: {inside.seconds:.1f} s; making and awaiting data: {waiting.seconds:.1f} s")
+    print(f"in jitted calls: {inside.seconds:.1f} s; awaiting data: {waiting.seconds:.1f} s")
     rest = total - inside.seconds - waiting.seconds
     print(f"outside: {rest:.2f} s, {rest / total:.1%} of training")
 

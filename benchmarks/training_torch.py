@@ -7,6 +7,7 @@ from standard input it makes as many steps, and writes the seconds taken.
 
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ class Network(torch.nn.Module):
         labels = [np.arange(BITS) + 1]
         labels += [np.repeat(np.arange(BITS), width // BITS) for width in HIDDEN]
         labels += [np.arange(BITS)]
-        pairs = [*zip(labels[:-1], labels[1:], strict=True), (labels[0], labels[-1])]
+        pairs = [*pairwise(labels), (labels[0], labels[-1])]
         self.weights = torch.nn.ParameterList()
         self.context = torch.nn.ModuleList(torch.nn.Linear(INPUTS, to.size) for to in labels[1:])
         for place, (into, out) in enumerate(pairs):

@@ -144,7 +144,7 @@ def one_pass(
         update, optimiser_state = adam.update(gradient, state.optimiser)
         weights = optax.apply_updates(state.weights, jax.tree.map(lambda u: -rate * u, update))
         # A batch whose gradient overflows is passed over, not learned from.
-        sound = jnp.isfinite(loss) & jnp.isfinite(optax.global_norm(gradient))
+        sound = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient))
         new = State(weights, optimiser_state)
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state), None
 
