@@ -8,12 +8,11 @@ constants of the model bring their design. Paige & Wood (2016), sec. 3.3.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
-from numpy.typing import NDArray
 from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
@@ -23,142 +22,22 @@ from retrodict.meets import NO_AXIS, SAME, Constraint, Table
 from retrodict.networks import Latent, Series, Set, Value
 from retrodict.relations import Table as IndexTable
 from retrodict.relations import Window
+from retrodict.views import (
+    Aligned,
+    Branch,
+    Group,
+    Grouped,
+    Leaf,
+    Members,
+    Nested,
+    Pick,
+    Values,
+    Whole,
+    leaves_of,
+    nested,
+)
 
-Values: TypeAlias = Mapping[str, Array]
 Spec: TypeAlias = Value | Set | Series
-Nested: TypeAlias = dict[str, Any]
-
-
-class Group(NamedTuple):
-    """An axis that is not looked at element by element: a set, or a series in time."""
-
-    name: str
-    ordered: bool = False
-
-
-class Aligned(NamedTuple):
-    """Take the element at the copy's own index, or at a distance from it."""
-
-    copy_axis: int
-    offset: int = 0
-
-
-class Whole(NamedTuple):
-    """Keep all elements; of a series, those at a distance of at least `since` from one's own step.
-
-    `since` counts in the direction of time, which runs from the last element to the first where
-    `reverse` is set.
-    """
-
-    group: Group
-    since: int | None = None
-    reverse: bool = False
-
-
-class Members:
-    """Keep the elements that belong to the copy, by a constant table with a row for each copy."""
-
-    def __init__(self, group: Group, copy_axis: int | None, matrix: csr_array) -> None:
-        self.group, self.copy_axis = group, copy_axis
-        self.table, self.mask = _padded(matrix)
-
-
-class Grouped:
-    """Replace an axis by two: the groups that a constant index makes, and their members."""
-
-    def __init__(self, outer: Group, inner: Group, matrix: csr_array) -> None:
-        self.outer, self.inner = outer, inner
-        self.table, self.mask = _padded(matrix)
-
-
-Pick: TypeAlias = Aligned | Whole | Members | Grouped
-
-
-def _padded(matrix: csr_array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The columns of each row's nonzeros, filled up to equal length."""
-    counts = np.diff(matrix.indptr)
-    width = max(int(counts.max(initial=0)), 1)
-    place = np.arange(width) < counts[:, None]
-    table = np.zeros((len(counts), width), np.int32)
-    table[place] = matrix.indices
-    return table, place
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array of the context: which values, and how each of its index axes is looked at."""
-
-    label: str
-    key: str
-    support: Any
-    shape: tuple[int, ...]  # of the array, without a batch
-    picks: Mapping[int, Pick]  # by axis of the array
-
-    def select(
-        self, values: Values, index: Sequence[Int[Array, ""]]
-    ) -> tuple[Array, list[Group], dict[Group, Array]]:
-        """The elements seen by the copy at `index`, the groups of its first axes, their masks."""
-        array = jnp.asarray(values[self.key])
-        kept: dict[int, list[Group]] = {}
-        masks: dict[Group, Array] = {}
-        for axis in sorted(self.picks, reverse=True):
-            match self.picks[axis]:
-                case Aligned(copy_axis, offset):
-                    place = index[copy_axis] + offset
-                    inside = (place >= 0) & (place < array.shape[axis])
-                    taken = jnp.take(array, jnp.clip(place, 0, array.shape[axis] - 1), axis)
-                    array = taken if offset == 0 else jnp.where(inside, taken, 0)
-                case Whole(group, since, reverse):
-                    kept[axis] = [group]
-                    if since is not None:
-                        distance = jnp.arange(array.shape[axis]) - index[0]
-                        masks[group] = (-distance if reverse else distance) >= since
-                case Members() as members:
-                    row = 0 if members.copy_axis is None else index[members.copy_axis]
-                    array = jnp.take(array, jnp.asarray(members.table)[row], axis)
-                    kept[axis] = [members.group]
-                    masks[members.group] = jnp.asarray(members.mask)[row]
-                case Grouped() as grouped:
-                    array = jnp.take(array, grouped.table, axis)
-                    kept[axis] = [grouped.outer, grouped.inner]
-                    masks[grouped.inner] = jnp.asarray(grouped.mask)
-        groups: list[Group] = []
-        places: list[int] = []
-        position = 0
-        for axis in range(len(self.shape)):
-            if axis in kept:
-                for group in kept[axis]:
-                    groups.append(group)
-                    places.append(position)
-                    position += 1
-            elif axis not in self.picks:
-                position += 1
-        return jnp.moveaxis(array, places, range(len(places))), groups, masks
-
-    @property
-    def event_shape(self) -> tuple[int, ...]:
-        """What is left when every index axis has been looked at."""
-        return tuple(n for axis, n in enumerate(self.shape) if axis not in self.picks)
-
-    @property
-    def groups(self) -> list[Group]:
-        """The groups of its axes, in the order of the array."""
-        found: list[Group] = []
-        for axis in sorted(self.picks):
-            pick = self.picks[axis]
-            if isinstance(pick, Whole | Members):
-                found.append(pick.group)
-            elif isinstance(pick, Grouped):
-                found += [pick.outer, pick.inner]
-        return found
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Leaves that share a group, below it."""
-
-    group: Group
-    children: tuple["Leaf | Branch", ...]
 
 
 @dataclass(frozen=True)
@@ -197,7 +76,7 @@ class Assembly:
         """What one copy sees; series may come already summarised."""
         summaries = summaries or {}
         rest = [n for n in self.tree if isinstance(n, Leaf) or n.group.name not in summaries]
-        return _nested(rest, values, index, ()) | dict(summaries)
+        return nested(rest, values, index, ()) | dict(summaries)
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -213,14 +92,14 @@ class Assembly:
     ) -> Nested:
         """One such series; as the copy at `index` sees it, or all of it."""
         branch = next(n for n in self.tree if isinstance(n, Branch) and n.group.name == name)
-        found: Nested = _nested((branch,), values, index, ())[name]
+        found: Nested = nested((branch,), values, index, ())[name]
         if not masked:
             found.pop("mask", None)
         return found
 
     def keys(self) -> set[str]:
         """Names of the values that the context is made of."""
-        return {leaf.key for leaf in _leaves(self.tree)}
+        return {leaf.key for leaf in leaves_of(self.tree)}
 
     def gather(self, x: Mapping[str, Array], sites: Mapping[str, Site]) -> dict[str, Array]:
         """Values of the latent sites from those of all copies, copy axes first."""
@@ -231,46 +110,6 @@ class Assembly:
             array = jnp.moveaxis(x[latent.name], range(len(axes)), axes)
             found[name] = array.reshape(sites[name].shape).astype(sites[name].dtype)
         return found
-
-
-def _leaves(tree: Sequence[Leaf | Branch]) -> list[Leaf]:
-    return [
-        leaf
-        for node in tree
-        for leaf in ([node] if isinstance(node, Leaf) else _leaves(node.children))
-    ]
-
-
-def _nested(
-    tree: Sequence[Leaf | Branch],
-    values: Values,
-    index: Sequence[Int[Array, ""]],
-    above: tuple[Group, ...],
-) -> Nested:
-    found: Nested = {}
-    for node in tree:
-        if isinstance(node, Leaf):
-            array, groups, _ = node.select(values, index)
-            places = [groups.index(group) for group in above]
-            found[node.label] = jnp.moveaxis(array, places, range(len(places)))
-            continue
-        inner = _nested(node.children, values, index, (*above, node.group))
-        mask = _mask(node, values, index, (*above, node.group))
-        if mask is not None:
-            inner["mask"] = mask
-        found[node.group.name] = inner
-    return found
-
-
-def _mask(
-    branch: Branch, values: Values, index: Sequence[Int[Array, ""]], above: tuple[Group, ...]
-) -> Array | None:
-    array, groups, masks = _leaves(branch.children)[0].select(values, index)
-    mask = masks.get(branch.group)
-    if mask is None:
-        return None
-    sizes = tuple(array.shape[groups.index(group)] for group in above)
-    return jnp.broadcast_to(mask, sizes)
 
 
 def assemble(graph: Graph, factor: Factor, designs: Values) -> Assembly:

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict.contexts import Values
 from retrodict.factors import Factor
 from retrodict.proposal import Networks, Proposal
 from retrodict.resampling import Resampler
 from retrodict.smc import Outcome, reweigh, start
 from retrodict.trees import counted
+from retrodict.views import Values
 from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict.contexts import Values
 from retrodict.data import check_data
 from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
@@ -28,6 +27,7 @@ from retrodict.resampling import Resampler, resampler
 from retrodict.smc import Engine, Outcome, blame
 from retrodict.synthetic import faults
 from retrodict.trees import divisible
+from retrodict.views import Values
 
 InferMethod = Literal["auto", "importance", "smc", "divide"]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict.contexts import Assembly, Values, assemble, follows_time
+from retrodict.contexts import Assembly, assemble, follows_time
 from retrodict.design import designs
 from retrodict.factors import Factor
 from retrodict.graph import Graph
@@ -22,6 +22,7 @@ from retrodict.inverse import Inverse
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import ConditionalMADE
 from retrodict.trees import needing_marginals
+from retrodict.views import Values
 
 Networks: TypeAlias = Mapping[str, ConditionalMADE]
 

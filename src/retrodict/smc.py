@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict.contexts import Values
 from retrodict.proposal import Networks, Proposal, Stage, at_step
 from retrodict.resampling import Resampler
+from retrodict.views import Values
 from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
 
 

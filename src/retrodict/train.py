@@ -28,7 +28,8 @@ Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
 # Working a batch through a network takes some hundred times the memory of its rows.
 ACTIVATIONS = 128
-WARM_UP = 100
+# Steps over which the rate rises, and over which weights are averaged.
+WARM_UP = AVERAGED = 100
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,28 @@ class Sizes(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the next pass needs."""
+    """What the next pass needs; the average of the weights over recent steps is what is kept.
+
+    An average is better than what it is of, as if the rate were smaller, and has less noise:
+    whether there is progress shows at once (Izmailov et al. 2018, "Averaging weights leads to
+    wider optima and better generalization").
+    """
 
     weights: PyTree
+    average: PyTree
     optimiser: optax.OptState
+
+    @staticmethod
+    def start(weights: PyTree, clip: float) -> "State":
+        """Set out from some weights."""
+        return State(weights, weights, optimiser(clip).init(weights))
+
+
+class Pace(NamedTuple):
+    """For every step, the rate, and how much of the average of weights is kept."""
+
+    rate: Float[Array, " batches"]
+    keep: Float[Array, " batches"]
 
 
 def optimiser(clip: float) -> optax.GradientTransformation:
@@ -127,16 +146,16 @@ def one_pass(
     state: State,
     rows: Rows,
     fixed: PyTree,
-    rates: Float[Array, " batches"],
+    pace: Pace,
     clip: float,
 ) -> State:
     """A gradient step for each minibatch of the rows in random order."""
     adam = optimiser(clip)
     number = jax.tree.leaves(rows)[0].shape[0]
-    order = jax.random.permutation(rng_key, number).reshape(len(rates), -1)
+    order = jax.random.permutation(rng_key, number).reshape(len(pace.rate), -1)
 
-    def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, None]:
-        places, rate = inputs
+    def step(state: State, inputs: tuple[Array, Pace]) -> tuple[State, None]:
+        places, (rate, keep) = inputs
         batch = jax.tree.map(lambda leaf: leaf[places], rows)
         loss, gradient = eqx.filter_value_and_grad(
             lambda weights: _loss(eqx.combine(weights, fixed), batch)
@@ -145,10 +164,11 @@ def one_pass(
         weights = optax.apply_updates(state.weights, jax.tree.map(lambda u: -rate * u, update))
         # A batch whose gradient overflows is passed over, not learned from.
         sound = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient))
-        new = State(weights, optimiser_state)
+        average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, state.average, weights)
+        new = State(weights, average, optimiser_state)
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state), None
 
-    state, _ = jax.lax.scan(step, state, (order, rates))
+    state, _ = jax.lax.scan(step, state, (order, pace))
     return state
 
 
@@ -167,8 +187,8 @@ class _Schedule:
         by_time = 0.0 if self.limit_seconds is None else seconds / max(self.limit_seconds, 1e-9)
         return max(by_steps, by_time) if self.training.max_steps else 1.0
 
-    def rates(self, step: int, seconds: float, batches: int) -> Float[Array, " batches"]:
-        """The rates of the next steps.
+    def pace(self, step: int, seconds: float, batches: int) -> Pace:
+        """For the next steps.
 
         A pass is always whole, so that it is compiled once; steps beyond the limit have rate zero.
         """
@@ -177,7 +197,8 @@ class _Schedule:
         by_time = 1.0 - self.used(step, seconds)
         left = np.clip(np.minimum(1.0 - steps / self.training.max_steps, by_time), 0.0, None)
         rate = self.training.learning_rate * 0.5**self.halved
-        return jnp.asarray(rate * warm * left, jnp.float32)
+        keep = np.minimum((1 + steps) / (10 + steps), 1 - 1 / AVERAGED)
+        return Pace(jnp.asarray(rate * warm * left, float), jnp.asarray(keep, float))
 
     def saw(self, better: bool) -> bool:
         """Take note of an evaluation; true when there is no more to be had."""
@@ -294,20 +315,20 @@ class _Run:
         self._restart()
 
     def measure_first(self) -> None:
-        self.best_loss = self.last_loss = self._heldout_loss(self.state.weights)
+        self.best_loss = self.last_loss = self._heldout_loss(self.state.average)
         self._note(self.best_loss)
 
     def one_pass(self, rng_key: PRNGKeyArray) -> None:
         """Learn from the set once, and see what it brought."""
         batches = self.sizes.batches
-        rates = self.schedule.rates(self.step, self.seconds, batches)
-        state = one_pass(rng_key, self.state, self.rows, self.fixed, rates, self.training.clip)
-        loss = self._heldout_loss(state.weights)
+        pace = self.schedule.pace(self.step, self.seconds, batches)
+        state = one_pass(rng_key, self.state, self.rows, self.fixed, pace, self.training.clip)
+        loss = self._heldout_loss(state.average)
         self.state = state
         self.step, self.passes = min(self.step + batches, self.training.max_steps), self.passes + 1
         better = loss < self.best_loss
         if better:
-            self.best, self.best_loss = eqx.combine(state.weights, self.fixed), loss
+            self.best, self.best_loss = eqx.combine(state.average, self.fixed), loss
         self._note(loss)
         self.no_more = self.schedule.saw(better)
         if not np.isfinite(loss):
@@ -322,7 +343,7 @@ class _Run:
         self.passes, self.needs_refresh = 0, False
         kept, _ = eqx.partition(self.best, trainable(self.best))
         self.history.best_loss = self.best_loss = self._heldout_loss(kept)
-        self.last_loss = self._heldout_loss(self.state.weights)
+        self.last_loss = self._heldout_loss(self.state.average)
 
     def finished(self, interruption: Interruption) -> bool:
         """Whether to stop; the history says why."""
@@ -342,7 +363,7 @@ class _Run:
     def _restart(self) -> None:
         """Set out from the best weights."""
         weights, self.fixed = eqx.partition(self.best, trainable(self.best))
-        self.state = State(weights, optimiser(self.training.clip).init(weights))
+        self.state = State.start(weights, self.training.clip)
 
     def _heldout_loss(self, weights: PyTree) -> float:
         part = min(self.sizes.batch, self.sizes.held)
