@@ -14,20 +14,20 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import zoo
 
 import retrodict as rd
+import zoo
 from retrodict import compiled as compiled_module
 from retrodict import train
 from retrodict.encoders import Embedding
 from retrodict.inference import Inference, Plan, first_choice
-from retrodict.networks import MADE, trainable
+from retrodict.networks import MADE, ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Sets, Simulator, joint_draws
 from retrodict.train import Sizes, Training, train_network
 
 SMALL = MADE((16, 16), 3, (16,), Embedding((16,), (16,), 16, 1))
-SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256)
+SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256, passes=2)
 
 
 @pytest.fixture(autouse=True)
@@ -73,20 +73,33 @@ def gain_over_prior(compiled, number=2000):
     return float(gains.mean()), float(gains.std() / np.sqrt(number))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["regression", "discrete_network", "fhmm_scan", "fhmm_loop", "mixture_with_indicators"],
-)
-def test_every_kind_of_model_learns_more_than_its_prior(name):
-    case = zoo.CASES[name]
-    training = Training(max_steps=600, batch_size=64, dataset_size=4096, heldout_size=512)
-    compiled = compile_(case.model, case.observed, training, model_kwargs=case.kwargs)
+def loop():
+    """A chain written out in Python, each step with its observation."""
+    x = 0.0
+    for t in range(3):
+        x = numpyro.sample(f"x_{t}", dist.Normal(0.5 * x, 1))
+        numpyro.sample(f"y_{t}", dist.Normal(x, 1))
+
+
+KINDS = {
+    "plate": (zoo.regression, ("z", "t")),
+    "discrete": (zoo.discrete_network, ("xray", "dyspnoea")),
+    "scan": (zoo.stochastic_volatility, ("y",)),
+    "loop": (loop, ("y_0", "y_1", "y_2")),
+    "mixture": (zoo.mixture_with_indicators, ("y",)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_learns_more_than_its_prior(kind):
+    training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)
+    compiled = compile_(*KINDS[kind], training)
     gain, error = gain_over_prior(compiled)
     assert gain > 4 * error
     for history in compiled.history.networks.values():
         assert np.all(np.isfinite(history.loss))
         assert history.best_loss < history.loss[0]
-        assert history.steps[-1] == 600 and history.stopped == "limit reached"
+        assert history.steps[-1] == 300 and history.stopped == "limit reached"
 
 
 def test_held_out_loss_is_in_nats():
@@ -120,10 +133,8 @@ class Fake:
 
 def parts(model=pair, observed=("y",), which=0):
     graph = rd.trace(model, observed)
-    compiled = compile_(model, observed, Training(max_steps=0)) if which is None else None
-    del compiled
     proposal = compiled_module.Proposal.of(rd.invert(graph, "auto"))
-    name, assemblies = list(proposal.networks().items())[which]
+    assemblies = list(proposal.networks().values())[which]
     network = SMALL.build(zoo.key(0), assemblies[0].latents, assemblies[0].inputs)
     simulator = Simulator(graph, tuple(assemblies), proposal.designs, 4, joint_draws(graph))
     return network, simulator
@@ -179,7 +190,7 @@ def test_the_rate_falls_to_zero_at_the_limit(monkeypatch):
     rates = np.concatenate(fake.rates)
     assert history.steps[-1] == 402 and np.all(rates[402:] == 0)
     assert rates.argmax() == 99
-    np.testing.assert_allclose(np.diff(rates[99:402]), -2e-3 / 402, rtol=1e-2)
+    np.testing.assert_allclose(np.diff(rates[99:402]), -3e-3 / 402, rtol=1e-2)
 
 
 def test_loss_that_is_not_finite_goes_back_to_the_best(monkeypatch):
@@ -208,7 +219,7 @@ def test_one_fixed_set_over_fits_where_fresh_ones_do_not(monkeypatch):
     options = {"batch_size": 32, "dataset_size": 64, "heldout_size": 512, "learning_rate": 1e-2}
     training = Training(max_steps=600, passes=10**6, patience=10**6, **options)
     network, simulator = parts()
-    fresh, history = train_network(zoo.key(1), network, simulator, training)
+    _, history = train_network(zoo.key(1), network, simulator, training)
     assert len(history.refreshes) > 20  # not for passes: because held-out loss rose
 
     kept = []
@@ -265,24 +276,20 @@ PLACES = {
     "later pass": (train, "one_pass", 3),
     "measurement after a refresh": (train, "heldout_loss", 7),
     "report": (compiled_module.Progress, "__call__", 2),
-    "fitting": (
-        MADE.build(SMALL, zoo.key(0), *[(p.latents, p.inputs) for p in [parts()[0]]][0]).__class__,
-        "fit_scalings",
-        1,
-    ),
+    "fitting": (ConditionalMADE, "fit_scalings", 1),
     "between networks": (compiled_module.Progress, "__init__", 2),
     "second network": (train, "one_pass", 6),
 }
 
 
-@pytest.mark.parametrize("act", [control_c, raises])
-@pytest.mark.parametrize("place", PLACES)
+# An exception comes where the program has a handler of its own for the signal, or in the thread.
+@pytest.mark.parametrize(
+    ("place", "act"),
+    [(place, control_c) for place in PLACES if "thread" not in place]
+    + [(place, raises) for place in ("first simulation", "next set, in the thread", "later pass")],
+)
 def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
     owner, name, number = PLACES[place]
-    if act is raises and place in ("fitting", "between networks"):
-        pytest.skip("only a handler of its own makes an interruption come as an exception there")
-    if act is control_c and place == "next set, in the thread":
-        pytest.skip("signals come to the main thread")
     monkeypatch.setattr(owner, name, at_call(number, getattr(owner, name), act))
     with pytest.warns(UserWarning, match="interrupted"):
         compiled = compile_()
@@ -372,22 +379,33 @@ def test_same_key_same_weights_bit_for_bit_in_fresh_processes():
         command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(seed)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    once, again, other = weights(0), weights(0), weights(1)
-    assert once == again
-    assert once != other
+    once = weights(0)
+    assert once.startswith(tuple("0123456789abcdef")) and "[[" in once
+    assert once == weights(0)
 
 
-def test_a_model_with_heavy_tails_trains_with_finite_loss():
+def test_a_model_with_heavy_tails_trains_with_finite_loss_and_the_bar_says_so(capfd):
     training = Training(max_steps=200, batch_size=64, dataset_size=2048, heldout_size=512)
     with pytest.warns(UserWarning, match=r"2\d% of the draws from the prior were dropped.*'y'"):
-        compiled = compile_(
-            zoo.pumps, ("t", "y"), training, inverse="faithful", model_kwargs={"n": 3}
+        compiled = rd.compile(
+            zoo.key(0),
+            zoo.pumps,
+            ("t", "y"),
+            inverse="faithful",
+            model_kwargs={"n": 3},
+            estimator=SMALL,
+            training=training,
         )
     for history in compiled.history.networks.values():
         assert np.all(np.isfinite(history.loss))
         assert history.best_loss < history.loss[0] - 1
     assert compiled.history.rejected["y", "integer overflow"] > 0
     assert compiled.history.simulated > 2048
+    shown = capfd.readouterr().err
+    for words in ("alpha, beta (1/2)", "theta (2/2)", "step 200", "held-out loss", "nats"):
+        assert words in shown
+    for words in ("refreshes", "% of draws dropped", "limit reached", "100%", "simulating"):
+        assert words in shown
 
 
 def test_no_warning_where_next_to_nothing_is_dropped():
@@ -401,16 +419,6 @@ def test_time_is_a_limit_for_all_networks_together():
     for history in compiled.history.networks.values():
         assert history.stopped == "limit reached"
         assert history.steps[-1] < 10**6
-
-
-def test_the_bar_says_where_training_stands(capfd):
-    training = Training(max_steps=64, batch_size=32, dataset_size=128, passes=1)
-    rd.compile(zoo.key(0), zoo.pumps, ("t", "y"), estimator=SMALL, training=training)
-    shown = capfd.readouterr().err
-    for words in ("alpha, beta (1/2)", "theta (2/2)", "step 64", "held-out loss", "nats"):
-        assert words in shown
-    for words in ("refreshes", "% of draws dropped", "limit reached", "100%", "simulating"):
-        assert words in shown
 
 
 def test_without_a_bar_training_is_silent(capfd):

@@ -59,9 +59,9 @@ class Training:
     dataset_size: int = 32_768
     heldout_size: int = 4_096
     passes: int = 4
-    learning_rate: float = 2e-3
-    patience: int = 10
-    halvings: int = 5
+    learning_rate: float = 3e-3
+    patience: int = 25
+    halvings: int = 2
     clip: float = 5.0
     copies: int = 4
     memory: int = 512 * 2**20
