@@ -92,14 +92,14 @@ def test_a_loaded_model_can_be_trained_and_saved_again(saved, tmp_path, monkeypa
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import test_saving as t
+t = __import__(sys.argv[3])
 answer = t.rd.load(sys.argv[2], t.schools).infer(t.zoo.key(2), t.DATA, 100)
 print(repr(float(answer.log_evidence)), answer.samples["theta"].tobytes().hex()[:400])
 """
 
 
 def test_another_process_gives_the_same_answers(compiled, saved):
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(saved)]
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(saved), __name__]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     answer = compiled.infer(zoo.key(2), DATA, 100)
     assert told[0] == repr(float(answer.log_evidence))

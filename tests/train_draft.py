@@ -369,7 +369,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 import jax, numpy as np
-import test_train as t
+t = __import__(sys.argv[3])
 t.Inference.plan = lambda self, *_: t.Plan(t.first_choice(self.proposal))
 training = t.Training(max_steps=150, batch_size=64, dataset_size=1024, passes=2)
 estimator = t.MADE((64, 64), 5)
@@ -384,7 +384,7 @@ print(digest.hexdigest(), [h.loss for h in compiled.history.networks.values()])
 
 def test_same_key_same_weights_bit_for_bit_in_fresh_processes():
     def weights(seed):
-        command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(seed)]
+        command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(seed), __name__]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     once = weights(0)
