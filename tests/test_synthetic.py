@@ -238,14 +238,18 @@ def test_leaving_ends_the_thread_though_its_set_is_not_done():
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_the_set_is_asked_for(monkeypatch):
-    def broken(*_):
-        raise OverflowError("no more")
+    real, calls = Simulator.rows, []
 
+    def third_time_broken(*args):
+        calls.append(threading.current_thread())
+        if len(calls) == 3:
+            raise OverflowError("no more")
+        return real(*args)
+
+    monkeypatch.setattr(Simulator, "rows", third_time_broken)
     with sets() as made:
         made.next()
         made.next()
-        monkeypatch.setattr(Simulator, "rows", broken)
-        made._upcoming.result()  # which may have begun before
-        made.next()
         with pytest.raises(OverflowError, match="no more"):
             made.next()
+    assert calls[0] is threading.main_thread() and calls[2] is not calls[0]

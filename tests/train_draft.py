@@ -251,9 +251,6 @@ def usable(compiled):
     posterior = compiled.infer(zoo.key(3), DATA, 500, method="importance")
     assert np.isfinite(posterior.log_evidence)
     assert posterior.ess > 5
-    assert threading.active_count() == 1 or not any(
-        t.name.startswith("ThreadPool") for t in threading.enumerate()
-    )
 
 
 def control_c(*_):
@@ -303,7 +300,10 @@ def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
         compiled = compile_()
     stopped = [h.stopped for h in compiled.history.networks.values()]
     assert stopped[-1] == "interrupted"
-    usable(compiled)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(compiled.networks))
+    assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
+    if place in ("first simulation", "between networks", "next set, in the thread"):
+        usable(compiled)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # Networks that were never reached still have their scalings.
     for network in compiled.networks.values():
