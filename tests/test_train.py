@@ -1,4 +1,4 @@
-"""Training: schedule, interruption, determinism. A draft that is not collected yet."""
+"""Training: the schedule, interruption, resuming, determinism, what is dropped and said."""
 
 import signal
 import subprocess
