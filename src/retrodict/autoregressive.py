@@ -6,7 +6,8 @@ labelled d; so are hidden units that may see the d coordinates before it; a coor
 be seen from the next label on. Units are sorted by label, equally many for each, so all weight
 matrices are triangular in blocks. The density takes one pass over the whole matrices. Drawing
 takes one as well: once coordinate d-1 is known, only the units labelled d are left to compute
-before coordinate d can be drawn.
+before coordinate d can be drawn. Where the model says what it expects of each coordinate given
+those before it (see `guides`), the units labelled d see that of coordinate d as well.
 """
 
 import math
@@ -20,11 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from retrodict import guides
 from retrodict.coordinates import Block, Latent, blocks, table
 from retrodict.curves import Coordinate
 from retrodict.heads import Bernoulli, Categorical, Count, Head, Mixture
 
-Encoding = tuple[Float[Array, " units"], ...]
+
+class Encoding(NamedTuple):
+    """A context, encoded: what it adds to all units by layer, and what the model expects."""
+
+    layers: tuple[Float[Array, " units"], ...]
+    expected: guides.Expected | None = None
+
 
 # Coordinates are drawn in this many loops: between loops, what is known enters by large products;
 # within one, by small ones. More loops draw faster and compile slower.
@@ -136,6 +144,7 @@ class Known(NamedTuple):
     features: Array  # of the coordinates drawn
     states: tuple[Array, ...]  # of the hidden units that depend on these alone, by layer
     taken: Array  # of the total that coordinates of the same latent share
+    left: guides.Left | None  # to expect of the others
 
 
 class Autoregressive(eqx.Module):
@@ -147,9 +156,14 @@ class Autoregressive(eqx.Module):
         Float[Array, "previous units"], ...
     ]  # the first from features, the last to params
     direct: Float[Array, "features params"] | None
+    guided: tuple[Float[Array, "coordinates inputs width"], ...]  # by layer, then by run to params
 
     def __init__(
-        self, rng: np.random.Generator, plan: tuple[Run, ...], hidden: tuple[int, ...]
+        self,
+        rng: np.random.Generator,
+        plan: tuple[Run, ...],
+        hidden: tuple[int, ...],
+        guide_size: int = 0,
     ) -> None:
         self.plan = plan
         self.widths = tuple(math.ceil(width / plan[-1].stop) for width in hidden)
@@ -159,6 +173,15 @@ class Autoregressive(eqx.Module):
         # training starts from the heads' own spread, whatever the input
         self.layers = (*layers, 0.1 * last)
         self.direct = 0.1 * initial(rng, unit.features, unit.params) if hidden else None
+        number = plan[-1].stop
+        shapes = [(number, guide_size, width) for width in self.widths]
+        shapes += [(run.number, guide_size, run.head.size) for run in plan]
+        scales = [1.0] * len(self.widths) + [0.1] * len(plan)
+        self.guided = tuple(
+            jnp.asarray(scale * rng.standard_normal(shape) / np.sqrt(guide_size), float)
+            for scale, shape in zip(scales, shapes, strict=True)
+            if guide_size
+        )
 
     @property
     def labels(self) -> "Labels":
@@ -168,8 +191,12 @@ class Autoregressive(eqx.Module):
     def params(
         self, encoding: Encoding, row: Float[Array, " coordinates"], c: Coordinate[Array]
     ) -> tuple[Float[Array, "run params"], ...]:
-        """Parameters of all coordinates at once: for each run, a row for each coordinate."""
+        """Parameters of all coordinates at once: for each run, a row for each coordinate.
+
+        Where the model expects something of them, the constants must hold their anchors.
+        """
         unit = self.labels
+        added = self._added(encoding, row, c)
         features = jnp.concatenate(
             [
                 jax.vmap(run.head.feature)(row[run.at], rows_of(c, run.at)).reshape(-1)
@@ -178,9 +205,9 @@ class Autoregressive(eqx.Module):
         )
         state, seen = features, unit.features
         for layer, own in enumerate(unit.hidden):
-            new = jax.nn.silu(encoding[layer] + state @ masked(self.layers[layer], seen, own))
+            new = jax.nn.silu(added[layer] + state @ masked(self.layers[layer], seen, own))
             state, seen = (state + new if self._residual(layer) else new), own
-        out = encoding[-1] + state @ masked(self.layers[-1], seen, unit.params)
+        out = added[-1] + state @ masked(self.layers[-1], seen, unit.params)
         if self.direct is not None:
             out = out + features @ masked(self.direct, unit.features, unit.params)
         ends = np.cumsum([run.number * run.head.size for run in self.plan])[:-1]
@@ -193,6 +220,8 @@ class Autoregressive(eqx.Module):
         self, encoding: Encoding, row: Float[Array, " coordinates"], c: Coordinate[Array]
     ) -> Float[Array, ""]:
         """log q of a row of coordinates."""
+        if encoding.expected is not None:
+            c = guides.anchors(guides.look_at_all(encoding.expected, row), c)
         params = self.params(encoding, row, c)
         densities = [
             jnp.sum(jax.vmap(run.head.log_prob)(rows, row[run.at], rows_of(c, run.at)))
@@ -200,14 +229,39 @@ class Autoregressive(eqx.Module):
         ]
         return jnp.sum(jnp.stack(densities))
 
+    def _added(
+        self, encoding: Encoding, row: Array, c: Coordinate[Array]
+    ) -> list[Float[Array, " units"]]:
+        """What the context, and the model's own expectation of each coordinate, add to units."""
+        added = list(encoding.layers)
+        if encoding.expected is None:
+            return added
+        seen = guides.inputs_of_all(guides.look_at_all(encoding.expected, row), c)
+        layers = len(self.widths)
+        for layer, weight in enumerate(self.guided[:layers]):
+            added[layer] += jnp.einsum("ni,niw->nw", seen, weight).reshape(-1)
+        out = [
+            jnp.einsum("ni,nip->np", seen[run.at], weight).reshape(-1)
+            for run, weight in zip(self.plan, self.guided[layers:], strict=True)
+        ]
+        added[-1] += jnp.concatenate(out)
+        return added
+
     def draw(
         self, encoding: Encoding, noise: Float[Array, "coordinates 2"], c: Coordinate[Array]
     ) -> tuple[Float[Array, " coordinates"], Float[Array, ""]]:
         """A row of coordinates and its log q, each unit computed once."""
         length = max(4, math.ceil(self.plan[-1].stop / LOOPS))
-        known = Known(jnp.zeros(0), tuple(jnp.zeros(0) for _ in self.widths), jnp.zeros(()))
+        expected = encoding.expected
+        known = Known(
+            jnp.zeros(0),
+            tuple(jnp.zeros(0) for _ in self.widths),
+            jnp.zeros(()),
+            None if expected is None else guides.start(expected),
+        )
+        tails = None if expected is None else expected.tails
         rows, densities = [], []
-        for run in self.plan:
+        for number, run in enumerate(self.plan):
             for start in range(run.start, run.stop, length):
                 part = run._replace(
                     start=start,
@@ -215,13 +269,26 @@ class Autoregressive(eqx.Module):
                     first_feature=run.first_feature + (start - run.start) * run.head.features,
                     first_param=run.first_param + (start - run.start) * run.head.size,
                 )
-                known, drawn, log_q = self._loop(part, known, encoding, noise, c)
+                guide = None
+                if expected is not None and tails is not None:
+                    layers = [weight[start : part.stop] for weight in self.guided]
+                    out = self.guided[len(self.widths) + number]
+                    first = start - run.start
+                    to_params = out[first : first + part.number]
+                    guide = _Guide(expected, tails, [*layers[: len(self.widths)], to_params])
+                known, drawn, log_q = self._loop(part, known, encoding, noise, c, guide)
                 rows.append(drawn)
                 densities.append(log_q)
         return jnp.concatenate(rows), jnp.sum(jnp.concatenate(densities))
 
     def _loop(
-        self, run: Run, known: Known, encoding: Encoding, noise: Array, c: Coordinate[Array]
+        self,
+        run: Run,
+        known: Known,
+        encoding: Encoding,
+        noise: Array,
+        c: Coordinate[Array],
+        guide: "_Guide | None",
     ) -> tuple[Known, Array, Array]:
         """Draw the coordinates of a run, given what is known of those before."""
         number, head = run.number, run.head
@@ -234,7 +301,9 @@ class Autoregressive(eqx.Module):
         before = (known.features, *known.states)
         biases = [
             (bias[to.all] + state @ weight[: state.size, to.all]).reshape(number, to.width)
-            for bias, state, weight, to in zip(encoding, before, self.layers, outputs, strict=True)
+            for bias, state, weight, to in zip(
+                encoding.layers, before, self.layers, outputs, strict=True
+            )
         ]
         weights = list(map(_within, self.layers, inputs, outputs))
         if self.direct is not None:
@@ -244,34 +313,52 @@ class Autoregressive(eqx.Module):
 
         def step(known: Known, xs: _StepInput) -> tuple[Known, tuple[Array, Array]]:
             state, own, states = known.features, jnp.zeros(()), []
+            taken = jnp.where(xs.c.continues, known.taken, 0)
+            c = xs.c._replace(upper=xs.c.upper - taken)
+            added, left, view = list(xs.biases), known.left, None
+            place = run.start + xs.place
+            if guide is not None and left is not None:
+                view = guides.look(guide.expected, guide.tails, left, place)
+                c = guides.anchor(view, c)
+                seen = guides.inputs(view, c)
+                added = [a + seen @ w for a, w in zip(added, xs.guided, strict=True)]
             for layer, width in enumerate(self.widths):
-                new = jax.nn.silu(xs.biases[layer] + state @ xs.weights[layer])
+                new = jax.nn.silu(added[layer] + state @ xs.weights[layer])
                 own = own + new if self._residual(layer) else new
                 state = jax.lax.dynamic_update_slice(known.states[layer], own, (xs.place * width,))
                 states.append(state)
-            params = xs.biases[-1] + state @ xs.weights[len(self.widths)]
+            params = added[-1] + state @ xs.weights[len(self.widths)]
             if self.direct is not None:
                 params = params + known.features @ xs.weights[-1]
-            taken = jnp.where(xs.c.continues, known.taken, 0)
-            c = xs.c._replace(upper=xs.c.upper - taken)
             value = head.draw(params, xs.noise, c)
             features = jax.lax.dynamic_update_slice(
                 known.features, head.feature(value, c), (xs.place * head.features,)
             )
             log_q = head.log_prob(params, value, c)
-            return Known(features, tuple(states), taken + value), (value, log_q)
+            if guide is not None and left is not None and view is not None:
+                left = guides.learn(guide.expected, left, view, place, value)
+            return Known(features, tuple(states), taken + value, left), (value, log_q)
 
         fresh = Known(
             jnp.zeros(number * head.features),
             tuple(jnp.zeros(number * width) for width in self.widths),
             known.taken,
+            known.left,
         )
-        each = _StepInput(jnp.arange(number), weights, biases, rows_of(c, run.at), noise[run.at])
+        each = _StepInput(
+            jnp.arange(number),
+            weights,
+            biases,
+            rows_of(c, run.at),
+            noise[run.at],
+            [] if guide is None else guide.weights,
+        )
         new, (values, log_q) = jax.lax.scan(step, fresh, each)
         joined = Known(
             jnp.append(known.features, new.features),
             tuple(map(jnp.append, known.states, new.states)),
             new.taken,
+            new.left,
         )
         return joined, values, log_q
 
@@ -297,6 +384,15 @@ class _StepInput(NamedTuple):
     biases: list[Array]
     c: Coordinate[Array]
     noise: Array
+    guided: list[Array]
+
+
+class _Guide(NamedTuple):
+    """What the model expects, and the weights by which a loop's coordinates see it."""
+
+    expected: guides.Expected
+    tails: Array
+    weights: list[Array]
 
 
 def _within(weight: Array, inputs: _Units, outputs: _Units) -> Array:

@@ -242,7 +242,8 @@ def compile(
     networks = {}
     for number, (name, assemblies) in enumerate(proposal.networks().items()):
         key = jax.random.fold_in(build_key, number)
-        networks[name] = estimator.build(key, assemblies[0].latents, assemblies[0].inputs)
+        first = assemblies[0]
+        networks[name] = estimator.build(key, first.latents, first.inputs, first.guided)
     fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
     return _trained(train_key, fresh, training, progress_bar)
 

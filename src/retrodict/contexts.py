@@ -7,7 +7,7 @@ constants of the model bring their design. Paige & Wood (2016), sec. 3.3.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -16,10 +16,13 @@ from jaxtyping import Array, Int
 from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
+from retrodict.expectations import Facts, Guide
 from retrodict.factors import Factor, Input
 from retrodict.graph import Graph, Site
+from retrodict.guides import Expected
+from retrodict.guiding import find_guide
 from retrodict.meets import NO_AXIS, SAME, Constraint, Table
-from retrodict.networks import Latent, Series, Set, Value
+from retrodict.networks import EXPECTED, Guided, Latent, Series, Set, Value
 from retrodict.relations import Table as IndexTable
 from retrodict.relations import Window
 from retrodict.views import (
@@ -49,6 +52,8 @@ class Assembly:
         copies: sizes of what it is repeated over: time, if any, then plates.
         latents, inputs: what the network is built for.
         own_axes: for each latent, the axis of its value that each copy axis runs along.
+        tree: where the inputs come from.
+        guide: says what the model expects of the latents, where it can.
     """
 
     factor: Factor
@@ -57,6 +62,13 @@ class Assembly:
     inputs: tuple[Spec, ...]
     own_axes: tuple[tuple[int, ...], ...]
     tree: tuple[Leaf | Branch, ...]
+    guide: Guide | None = None
+
+    @property
+    def guided(self) -> Guided | None:
+        """What the network must know of the guide."""
+        guide = self.guide
+        return None if guide is None else Guided(guide.facts.order, guide.channels)
 
     def x(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
         """The latents of one copy, by label."""
@@ -71,12 +83,19 @@ class Assembly:
         return found
 
     def context(
-        self, values: Values, index: Sequence[Int[Array, ""]], summaries: Values | None = None
+        self,
+        values: Values,
+        index: Sequence[Int[Array, ""]],
+        summaries: Values | None = None,
+        expected: Expected | None = None,
     ) -> Nested:
-        """What one copy sees; series may come already summarised."""
+        """What one copy sees; series may come already summarised, expectations worked out."""
         summaries = summaries or {}
         rest = [n for n in self.tree if isinstance(n, Leaf) or n.group.name not in summaries]
-        return nested(rest, values, index, ()) | dict(summaries)
+        found = nested(rest, values, index, ()) | dict(summaries)
+        if self.guide is not None:
+            found[EXPECTED] = expected or self.guide.at(values, index)
+        return found
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -112,13 +131,17 @@ class Assembly:
         return found
 
 
-def assemble(graph: Graph, factor: Factor, designs: Values) -> Assembly:
+def assemble(
+    graph: Graph, factor: Factor, designs: Values, guided: bool = False, facts: Facts | None = None
+) -> Assembly:
     """Work out how a factor's network gets its inputs.
 
     Args:
         graph: the model's.
         factor: one of its inverse.
         designs: for sites whose elements differ by constants, what tells them apart.
+        guided: whether to look for a guide.
+        facts: what is known of the guide, if it was found before.
     """
     first = graph.sites[factor.latents[0]]
     free = [axis for axis, plate in enumerate(first.plates) if plate in factor.plates]
@@ -138,7 +161,11 @@ def assemble(graph: Graph, factor: Factor, designs: Values) -> Assembly:
     leaves += _carry_leaves(graph, factor)
     leaves += _design_leaves(graph, factor, leaves, designs)
     tree = _branches(graph, leaves, [leaf.groups for leaf in leaves])
-    return Assembly(factor, copies, tuple(latents), tuple(map(_spec, tree)), tuple(own_axes), tree)
+    made = Assembly(factor, copies, tuple(latents), tuple(map(_spec, tree)), tuple(own_axes), tree)
+    if not guided:
+        return made
+    scan = follows_time(graph, factor)
+    return replace(made, guide=find_guide(graph, factor, made.latents, made.own_axes, scan, facts))
 
 
 def _own_axes(site: Site, factor: Factor) -> tuple[int, ...]:

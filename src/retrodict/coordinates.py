@@ -174,6 +174,8 @@ def _table(
         continues=np.zeros(lower.size, bool),
         centre=np.zeros_like(lower),
         scale=np.ones_like(lower),
+        shift=np.zeros_like(lower),
+        stretch=np.ones_like(lower),
     )
 
 

@@ -28,6 +28,8 @@ class Coordinate(NamedTuple, Generic[Column]):
     continues: Column  # whether it takes from a total that those before it have taken from
     centre: Column  # of the unconstrained value under the prior
     scale: Column
+    shift: Column  # where a network begins to look, and how widely, in units of the scale
+    stretch: Column
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,40 @@ def unconstrain(x: Array, c: Coordinate[Array], curves: tuple[int, ...]) -> tupl
         z_here, slope_here = curve.unconstrain(jnp.where(here, x, curve.anchor(c)), c)
         z, log_slope = jnp.where(here, z_here, z), jnp.where(here, slope_here, log_slope)
     return z, log_slope
+
+
+def match_gaussian(mean: Array, sd: Array, c: Coordinate[Array]) -> tuple[Array, Array]:
+    """Mean and standard deviation of z that give x about those asked for.
+
+    A mean outside the support is moved to where a fifth of a standard deviation is left to it.
+    """
+
+    def log_moments(above: Array) -> tuple[Array, Array]:
+        m = jnp.maximum(above, 0.2 * sd)
+        log_ratio = jnp.log1p((sd / m) ** 2)
+        return jnp.log(m) - log_ratio / 2, jnp.sqrt(log_ratio)
+
+    above, spread_above = log_moments(mean - c.lower)
+    below, spread_below = log_moments(c.upper - mean)
+    width = c.upper - c.lower
+    share = jnp.clip((mean - c.lower) / width, 0.02, 0.98)
+    logit = jnp.log(share) - jnp.log1p(-share)
+    positive = jnp.maximum(mean, 0.2 * sd)
+    slope = -jnp.expm1(-positive)
+    return (
+        jnp.select(
+            [c.curve == ABOVE, c.curve == BELOW, c.curve == BETWEEN, c.curve == SOFTPLUS],
+            [above, below, logit, positive + jnp.log(slope)],
+            mean,
+        ),
+        jnp.select(
+            [c.curve == ABOVE, c.curve == BELOW, c.curve == BETWEEN, c.curve == SOFTPLUS],
+            [
+                spread_above,
+                spread_below,
+                jnp.minimum(sd / (width * share * (1 - share)), 2.0),
+                sd / slope,
+            ],
+            sd,
+        ),
+    )

@@ -85,7 +85,9 @@ class Mixture:
 
         q(z) = (1 - w) Σ_d α_d N(u | μ_d, σ_d²) / s + w Cauchy(u | 0, 1) / s,   u = (z - m) / s
 
-    with m, s the prior's centre and scale. The Cauchy's tail is as heavy as any in common use.
+    with m, s the prior's centre and scale. The Cauchy's tail is as heavy as any in common use. The
+    means and scales of every second Gaussian are relative to the coordinate's anchor, where it has
+    one: the place and scale that the model itself expects.
     """
 
     components: int
@@ -100,11 +102,17 @@ class Mixture:
     def bias(self) -> np.ndarray:  # noqa: D102
         return _component_bias(self.components)
 
+    def _anchored(self, params: Array, c: Coordinate[Array]) -> tuple[Array, Array, Array]:
+        log_weights, means, log_scales = _components(params)
+        held = np.arange(self.components) % 2 == 0
+        means = jnp.where(held, c.shift + c.stretch * means, means)
+        return log_weights, means, log_scales + jnp.where(held, jnp.log(c.stretch), 0.0)
+
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         z, log_slope = unconstrain(value, c, self.curves)
         # beyond this there is no mass to speak of, and squares stay finite
         u = jnp.clip((z - c.centre) / c.scale, -1e9, 1e9)
-        log_weights, means, log_scales = _components(params)
+        log_weights, means, log_scales = self._anchored(params, c)
         offsets = (u - means) * jnp.exp(-log_scales)
         narrow = logsumexp(log_weights - log_scales - 0.5 * offsets**2) - 0.5 * np.log(2 * np.pi)
         cauchy = -jnp.log1p(u**2) - np.log(np.pi)
@@ -112,7 +120,7 @@ class Mixture:
         return log_q - jnp.log(c.scale) - log_slope
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        log_weights, means, log_scales = _components(params)
+        log_weights, means, log_scales = self._anchored(params, c)
         chosen = _pick(jnp.exp(log_weights), (noise[0] - self.wide) / (1 - self.wide))
         mean, log_scale = chosen @ means, chosen @ log_scales
         narrow = mean + jnp.exp(log_scale) * ndtri(noise[1])

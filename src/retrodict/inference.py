@@ -175,7 +175,9 @@ class Inference:
         key = _fingerprint((args, kwargs))
         if key not in self._elsewhere:
             graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
-            proposal = Proposal.of(invert(graph, self.proposal.inverse.method))
+            proposal = Proposal.of(
+                invert(graph, self.proposal.inverse.method), self.proposal.facts
+            )
             _check_same_networks(self.proposal, proposal)
             self._elsewhere[key] = replace(self, proposal=proposal)
         return self._elsewhere[key]
@@ -291,7 +293,7 @@ def _check_same_networks(old: Proposal, new: Proposal) -> None:
                 f"'{name}' is needed in only one of the two. Compile it anew"
             )
         was, now = before[name][0], after[name][0]
-        if (was.latents, was.inputs) != (now.latents, now.inputs):
+        if (was.latents, was.inputs, was.guided) != (now.latents, now.inputs, now.guided):
             raise UnsupportedModel(
                 f"called with these arguments the model asks of the network '{name}' other shapes "
                 "than it was trained for: only plates seen as sets, or repeated over, and series "

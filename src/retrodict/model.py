@@ -12,6 +12,7 @@ The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), se
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -26,10 +27,13 @@ from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from retrodict.errors import UnsupportedModel
+from retrodict.moments import Moments, moments
 
 Result = TypeVar("Result")
 Values: TypeAlias = Mapping[str, Array]
 Message: TypeAlias = dict[str, Any]
+Expect: TypeAlias = Mapping[str, Callable[[Moments], Array]]
+NO_KEYS: Mapping[str, PRNGKeyArray] = MappingProxyType({})
 
 
 def own(name: str) -> str:
@@ -71,6 +75,7 @@ class Evaluation(NamedTuple):
         support_bounds: the parameters of each site's support, which may depend on other sites.
         parameters: the parameters of each site's distribution, each with its batch axes first.
         carries: for each scan, the leaves of the carry that every step starts from, stacked.
+        moments: mean and variance of each site's distribution, if asked for; see `moments`.
     """
 
     values: dict[str, Array]
@@ -79,11 +84,12 @@ class Evaluation(NamedTuple):
     support_bounds: dict[str, list[Array]]
     parameters: dict[str, list[Array]]
     carries: dict[str, Array]
+    moments: dict[str, Moments]
 
     @staticmethod
     def empty() -> "Evaluation":
         """An evaluation to which nothing has been added yet."""
-        return Evaluation({}, {}, {}, {}, {}, {})
+        return Evaluation({}, {}, {}, {}, {}, {}, {})
 
 
 @dataclass
@@ -130,10 +136,20 @@ class Program:
         return self.run(None, values).deterministic
 
     def run(
-        self, rng_key: PRNGKeyArray | None, given: Values, notes: _Notes | None = None
+        self,
+        rng_key: PRNGKeyArray | None,
+        given: Values,
+        notes: _Notes | None = None,
+        *,
+        keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
+        expect: Expect | None = None,
     ) -> Evaluation:
-        """Run the model once; sites in `given` take that value, the others are drawn."""
-        handler = _Run(self, rng_key, given, notes or _Notes(), scan=None)
+        """Run the model once; sites in `given` take that value, the others are drawn.
+
+        A site in `keys` is drawn with that key. So a population that draws one site anew can make
+        its keys in one go, and the other sites' draws, which are not wanted, cost it nothing.
+        """
+        handler = _Run(self, rng_key, given, notes or _Notes(), scan=None, keys=keys, expect=expect)
         # NumPyro's checks of values have tolerances that a float32 simplex can miss, and depend on
         # how Python was started; supports are checked where that is needed, see `guarded`.
         checks = nullcontext() if notes is not None else validation_enabled(False)
@@ -153,6 +169,9 @@ class Program:
         time: Array,
         carry: Any,
         given: Values,
+        *,
+        keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
+        expect: Expect | None = None,
     ) -> tuple[Any, Evaluation]:
         """One step of a scan: the carry after it, and the values and densities of its sites.
 
@@ -165,22 +184,31 @@ class Program:
             time: which step, for the inputs of the scan.
             carry: what the step before left.
             given: values of the step's own sites.
+            keys: for the step's sites that have one of their own, see `run`.
         """
 
         def visit(opened: _Opened) -> tuple[Any, Evaluation]:
             x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[time], opened.xs)
-            carry_after, (result, _, _) = opened.body(carry, (rng_key, x, given))
+            carry_after, (result, _, _) = opened.body(carry, (rng_key, x, given), keys)
             return carry_after, result
 
-        return self._enter(scan, outer, visit)
+        return self._enter(scan, outer, visit, expect)
 
-    def _enter(self, scan: int, outer: Values, visit: "Callable[[_Opened], Result]") -> "Result":
+    def _enter(
+        self,
+        scan: int,
+        outer: Values,
+        visit: "Callable[[_Opened], Result]",
+        expect: Expect | None = None,
+    ) -> "Result":
         """Run the model up to a scan, and there do something else."""
 
         def reached(opened: _Opened) -> None:
             raise _Reached(visit(opened))
 
-        handler = _Run(self, None, outer, _Notes(), scan=None, stop_at=(scan, reached))
+        handler = _Run(
+            self, None, outer, _Notes(), scan=None, expect=expect, stop_at=(scan, reached)
+        )
         try:
             with validation_enabled(False), handler:
                 self.model(*self.args, **self.kwargs)
@@ -245,7 +273,7 @@ class Program:
 class _Opened(NamedTuple):
     """A scan, not yet run."""
 
-    body: Callable[[Any, Any], tuple[Any, Any]]
+    body: Callable[..., tuple[Any, Any]]
     init: Any
     xs: Any
 
@@ -277,6 +305,8 @@ class _Run(Messenger):
         notes: _Notes,
         scan: int | None,
         stop_at: "tuple[int, Callable[[_Opened], None]] | None" = None,
+        keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
+        expect: Expect | None = None,
     ) -> None:
         self.program = program
         self.rng_key = rng_key
@@ -284,6 +314,8 @@ class _Run(Messenger):
         self.notes = notes
         self.scan = scan
         self.stop_at = stop_at
+        self.expect = expect
+        self.keys = keys
         self.result = Evaluation.empty()
         super().__init__()
 
@@ -317,8 +349,14 @@ class _Run(Messenger):
         _check_site(msg, self.program.observed)
         self._check_new(name)
         sample_shape = msg["kwargs"].get("sample_shape", ())
+        if self.expect is not None:
+            self.result.moments[name] = moments(fn, sample_shape)
         if name in self.given:
             value = jnp.asarray(self.given[name])
+        elif self.expect is not None and name in self.expect:
+            value = self.expect[name](self.result.moments[name])
+        elif name in self.keys:
+            value = fn(rng_key=self.keys[name], sample_shape=sample_shape)
         elif self.rng_key is not None:
             self.rng_key, draw_key = jax.random.split(self.rng_key)
             value = fn(rng_key=draw_key, sample_shape=sample_shape)
@@ -401,9 +439,19 @@ class _Run(Messenger):
             step_keys = jax.random.split(scan_key, length)
         step = _masked(step, _stack_above(self))
 
-        def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        def body(
+            carry: Any, inputs: Any, keys: Mapping[str, PRNGKeyArray] = NO_KEYS
+        ) -> tuple[Any, Any]:
             step_key, x, step_values = inputs
-            handler = _Run(self.program, step_key, step_values, self.notes, scan=number)
+            handler = _Run(
+                self.program,
+                step_key,
+                step_values,
+                self.notes,
+                scan=number,
+                keys=keys,
+                expect=self.expect,
+            )
             # The handlers around the scan must not see a single step's messages.
             with handlers.block(), handler:
                 new_carry, y = step(carry, x)
@@ -422,13 +470,19 @@ class _Run(Messenger):
         self.result.support_bounds.update(result.support_bounds)
         self.result.parameters.update(result.parameters)
         self.result.carries.update(carries)
+        self.result.moments.update(result.moments)
         msg["value"] = (length, None, carry), (_no_trace(), ys)
+
+
+def carry_name(scan: int, number: int) -> str:
+    """The name of one leaf of a scan's carry among values."""
+    return f"carry {scan}.{number}"
 
 
 def carry_leaves(scan: int, carry: Any) -> dict[str, Array]:
     """The numeric leaves of a scan's carry, named so that they stand beside sites."""
     return {
-        f"carry {scan}.{number}": jnp.asarray(leaf)
+        carry_name(scan, number): jnp.asarray(leaf)
         for number, leaf in enumerate(jax.tree.leaves(carry))
         if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
     }

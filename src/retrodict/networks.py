@@ -7,6 +7,7 @@ latents' own, each with the density its support asks for.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from retrodict import guides
 from retrodict.autoregressive import Autoregressive, Encoding, initial, rows_of, runs, sharing
 from retrodict.coordinates import Latent, Values, blocks, flatten, table, unflatten
 from retrodict.curves import Coordinate
@@ -34,6 +36,21 @@ from retrodict.encoders import (
 from retrodict.features import Scaling, Value
 
 __all__ = ["MADE", "ConditionalMADE", "Latent", "Series", "Set", "Value", "trainable"]
+
+
+class Guided(NamedTuple):
+    """That contexts hold, under `EXPECTED`, what the model expects of the latents.
+
+    Attributes:
+        order: the coordinates as drawn, by their place in the order of the latents.
+        channels: observations whose innovations are shown.
+    """
+
+    order: tuple[int, ...]
+    channels: int
+
+
+EXPECTED = "expected"
 
 
 @dataclass(frozen=True)
@@ -65,12 +82,16 @@ class MADE:
             )
 
     def build(
-        self, key: Key[Array, ""], latents: tuple[Latent, ...], inputs: tuple[Input, ...]
+        self,
+        key: Key[Array, ""],
+        latents: tuple[Latent, ...],
+        inputs: tuple[Input, ...],
+        guide: Guided | None = None,
     ) -> "ConditionalMADE":
         """An untrained estimator of the latents given the inputs."""
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        return ConditionalMADE(rng, self, tuple(latents), tuple(inputs))
+        return ConditionalMADE(rng, self, tuple(latents), tuple(inputs), guide)
 
 
 class ConditionalMADE(eqx.Module):
@@ -78,6 +99,7 @@ class ConditionalMADE(eqx.Module):
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
+    guide: Guided | None = eqx.field(static=True)
     scaling: Scaling  # of the latents' coordinates
     encoders: tuple[Encoder, ...]
     trunk: MLP
@@ -91,13 +113,16 @@ class ConditionalMADE(eqx.Module):
         options: MADE,
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
+        guide: Guided | None = None,
     ) -> None:
-        self.latents, self.inputs = latents, inputs
+        self.latents, self.inputs, self.guide = latents, inputs, guide
         plan = runs(latents, options.components, options.wide, options.floor)
-        self.network = Autoregressive(rng, plan, options.hidden)
+        guide_size = 0 if guide is None else guides.size(guide.channels)
+        self.network = Autoregressive(rng, plan, options.hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in inputs)
         size = sum(encoder.size for encoder in self.encoders)
+        size += 0 if guide is None else guides.overview_size(plan[-1].stop)
         self.trunk = MLP(rng, size, options.context if size else ())
         if self.trunk.layers:
             size += options.context[-1]
@@ -116,10 +141,15 @@ class ConditionalMADE(eqx.Module):
         """
         values = named("The network's context", self.inputs, context)
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
+        expected = None
+        if self.guide is not None:
+            expected = cast(guides.Expected, context[EXPECTED])
+            parts.append(guides.overview(expected, self._constants()))
         c = jnp.concatenate(parts) if parts else jnp.zeros(0)
         if self.trunk.layers:
             c = jnp.concatenate([c, self.trunk(c)])
-        return tuple(c @ w + b for w, b in zip(self.from_context, self.biases, strict=True))
+        layers = tuple(c @ w + b for w, b in zip(self.from_context, self.biases, strict=True))
+        return Encoding(layers, expected)
 
     def summary(self, name: str, value: "Array | Context") -> Float[Array, " features"]:
         """One input summarised, to stand for it in contexts that have it in common."""
@@ -138,7 +168,7 @@ class ConditionalMADE(eqx.Module):
 
     def log_prob_encoded(self, encoding: Encoding, x: Mapping[str, Array]) -> Float[Array, ""]:
         """log q(x | context), the context already encoded."""
-        row, log_slope = flatten(self.latents, x)
+        row, log_slope = self._row(x)
         return self.network.log_prob(encoding, row, self._constants(row)) - log_slope
 
     def sample_and_log_prob(
@@ -163,7 +193,7 @@ class ConditionalMADE(eqx.Module):
     ) -> tuple[Values, Float[Array, ""]]:
         """The draw that given noise leads to, and log q of it."""
         row, log_q = self.network.draw(encoding, noise, self._constants())
-        x = unflatten(self.latents, row)
+        x = unflatten(self.latents, row if self.guide is None else row[self._back])
         if all(block.elementwise for block in blocks(self.latents)):
             return x, log_q
         # A vector's bijection rounds only after all its coordinates are drawn, so the density at
@@ -186,9 +216,22 @@ class ConditionalMADE(eqx.Module):
     def _constants(self, row: Array | None = None) -> Coordinate[Array]:
         """Constants of all coordinates; given their values, with what is left of shared totals."""
         c = Coordinate(*(jnp.asarray(column) for column in table(self.latents)))
+        if self.guide is not None:
+            c = Coordinate(*(column[np.array(self.guide.order)] for column in c))
         centre, scale = jax.lax.stop_gradient((self.scaling.centre, self.scaling.scale))
         c = c._replace(centre=centre, scale=scale)
         return c if row is None else c._replace(upper=c.upper - sharing(self.latents) @ row)
+
+    def _row(self, x: Mapping[str, Array]) -> tuple[Array, Array]:
+        """The coordinates in the order drawn, and log |det| of the way to the draw."""
+        row, log_slope = flatten(self.latents, x)
+        return (row if self.guide is None else row[np.array(self.guide.order)]), log_slope
+
+    @property
+    def _back(self) -> np.ndarray:
+        assert self.guide is not None
+        back: np.ndarray = np.argsort(self.guide.order)
+        return back
 
     def _encoder(self, name: str) -> Encoder:
         for encoder in self.encoders:
@@ -203,7 +246,7 @@ def _locations(net: ConditionalMADE, xs: Values) -> Float[Array, "draws coordina
     c = net._constants()
 
     def one(x: Values) -> Array:
-        row, _ = flatten(net.latents, x)
+        row, _ = net._row(x)
         runs = net.network.plan
         parts = [jax.vmap(run.head.location)(row[run.at], rows_of(c, run.at)) for run in runs]
         return jnp.concatenate(parts)

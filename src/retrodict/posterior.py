@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     from matplotlib.figure import Figure
 
+    from retrodict.plots import Kind
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
@@ -227,12 +229,22 @@ class Posterior:
 
         return xarray.DataTree.from_dict(groups)
 
-    def plot(self, sites: tuple[str, ...] | None = None) -> Figure:
-        """Weighted marginals of the sites; for a filtered series, bands over time."""
+    def plot(
+        self,
+        sites: tuple[str, ...] | None = None,
+        *,
+        kind: Kind = "marginals",
+        prior: Mapping[str, Any] | None = None,
+    ) -> Figure:
+        """A figure: weighted marginals by default, and for a filtered series bands over time.
+
+        `kind` may be "pairs", "filtered" or "ancestry" too; `prior` are draws to be shown along
+        with the marginals: see `plots.plot_posterior` and `plots.draw_prior`.
+        """
         from retrodict.plots import plot_posterior
 
         self._one("plot()")
-        return plot_posterior(self, sites)
+        return plot_posterior(self, sites, kind, prior)
 
     def __len__(self) -> int:
         if not self.batched:

@@ -5,8 +5,10 @@ along plates at once, steps of a scan one after the other. All functions are of 
 `vmap` over keys gives a population, and what depends on the data alone is then computed once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -16,8 +18,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.contexts import Assembly, assemble, follows_time
 from retrodict.design import designs
+from retrodict.expectations import Facts
 from retrodict.factors import Factor
 from retrodict.graph import Graph
+from retrodict.guides import Expected
 from retrodict.inverse import Inverse
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import ConditionalMADE
@@ -33,6 +37,24 @@ class Stage:
 
     factors: tuple[Factor, ...]
     scan: int | None = None
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Latents drawn from the model's own conditional: their density and log q are the same."""
+        return tuple(name for factor in self.factors if factor.own for name in factor.latents)
+
+    def keys(self, rng_key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> dict[str, PRNGKeyArray]:
+        """A key, or an array of them, for every network (by its first latent) and every own latent.
+
+        To hash a key is dearer than to draw with it, so each particle's are made in one go.
+        """
+        users = [
+            name
+            for factor in self.factors
+            for name in (factor.latents if factor.own else factor.latents[:1])
+        ]
+        bases = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(users)}
+        return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
 
 
 @dataclass(frozen=True)
@@ -55,13 +77,25 @@ class Proposal:
     stages: tuple[Stage, ...]
 
     @staticmethod
-    def of(inverse: Inverse) -> "Proposal":
-        """Work out contexts and stages."""
+    def of(inverse: Inverse, facts: Mapping[str, Facts] | None = None) -> "Proposal":
+        """Work out contexts and stages.
+
+        `facts`, by network, are those of the guides that were found before, if they were.
+        """
         graph = inverse.graph
         constants = designs(graph)
-        assemblies = {
-            f.latents: assemble(graph, f, constants) for f in inverse.factors if not f.own
-        }
+        drawn = [factor for factor in inverse.factors if not factor.own]
+        shared = Counter(factor.network for factor in drawn)
+
+        def made(factor: Factor) -> Assembly:
+            # In a loop written out, guiding each step would mean reading the whole model for each.
+            guided = shared[factor.network] == 1
+            before = None if facts is None else facts.get(str(factor.network))
+            if facts is not None:
+                guided = before is not None
+            return assemble(graph, factor, constants, guided, before)
+
+        assemblies = {factor.latents: made(factor) for factor in drawn}
         stages: list[Stage] = []
         for factor in inverse.factors:
             scan = graph.sites[factor.latents[0]].scan if factor.time else None
@@ -75,6 +109,7 @@ class Proposal:
                 factor=replace(f, network=f"{' '.join(f.labels)} |"),
                 inputs=(),
                 tree=(),
+                guide=None,
             )
             for f in needing_marginals(inverse)
         }
@@ -84,6 +119,15 @@ class Proposal:
     def graph(self) -> Graph:
         """The model's graph."""
         return self.inverse.graph
+
+    @property
+    def facts(self) -> dict[str, Facts]:
+        """What is known of the guides, by network."""
+        return {
+            str(a.factor.network): a.guide.facts
+            for a in self.assemblies.values()
+            if a.guide is not None
+        }
 
     def networks(self) -> dict[str, list[Assembly]]:
         """The assemblies of the factors that share each network."""
@@ -154,7 +198,8 @@ class Proposal:
         self, rng_key: PRNGKeyArray, names: Sequence[str], values: Values
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
         """From the model's own conditional; what else the run draws is not used."""
-        found = self.graph.program.run(rng_key, values)
+        keys = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(names)}
+        found = self.graph.program.run(jax.random.key(0), values, keys=keys)
         log_q = sum((found.log_density[name].sum() for name in names), jnp.zeros(()))
         return {name: found.values[name] for name in names}, log_q
 
@@ -166,13 +211,15 @@ class Proposal:
         values: Values,
         leading: tuple[Any, ...],
         summaries: Values | None = None,
+        expect: Callable[[tuple[Array, ...]], Expected] | None = None,
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
         """Draw every copy along plates, copy axes first; `leading` is the index in time, if any."""
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
 
         def one(key: PRNGKeyArray, index: tuple[Array, ...], given: Values) -> Any:
-            context = assembly.context(values, (*leading, *index), given)
+            expected = None if expect is None else expect(index)
+            context = assembly.context(values, (*leading, *index), given, expected)
             return network.sample_and_log_prob(key, context)
 
         if not sizes:
@@ -199,10 +246,11 @@ class Proposal:
             time, key = inputs
             given = {name: value[time] for name, value in series.items()}
             now = at_step(summaries, time)
-            carry, drawn, log_q, _ = self.draw_step(
-                networks, key, stage, outer, given, time, carry, now
+            carry, drawn, log_q, found = self.draw_step(
+                networks, stage.keys(key), stage, outer, given, time, carry, now
             )
-            return carry, (drawn, log_q)
+            own = (found.log_density[name].sum() for name in stage.own)
+            return carry, (drawn, sum(own, log_q))
 
         times, keys = jnp.arange(length), jax.random.split(rng_key, length)
         backward = self.graph.reversed_scans[stage.scan]
@@ -218,7 +266,7 @@ class Proposal:
     def draw_step(
         self,
         networks: Networks,
-        rng_key: PRNGKeyArray,
+        keys: Mapping[str, PRNGKeyArray],
         stage: Stage,
         outer: Values,
         given: Values,
@@ -230,7 +278,7 @@ class Proposal:
 
         Args:
             networks: by name.
-            rng_key: of this step.
+            keys: of this step, from `Stage.keys`.
             stage: the factors of the step.
             outer: values of the sites outside of the scan.
             given: this step's observed values.
@@ -239,7 +287,8 @@ class Proposal:
             summaries: what there is to be known of the rest of the series, seen from this step.
 
         Returns:
-            the carry after the step, its latents, their log q, and the step's densities.
+            the carry after the step, its latents, log q of those drawn by networks, and the step's
+            densities.
         """
         assert stage.scan is not None
         program, sites = self.graph.program, self.graph.sites
@@ -251,21 +300,22 @@ class Proposal:
         }
         constants |= {n: leaf[None] for n, leaf in carry_leaves(stage.scan, carry).items()}
         log_q = jnp.zeros(())
-        own: list[str] = []
-        for number, factor in enumerate(stage.factors):
+        for factor in stage.factors:
             if factor.own:
-                own += factor.latents
                 continue
             assembly = self.assemblies[factor.latents]
             known = {**outer, **constants, **{n: v[None] for n, v in known_here.items()}}
             now = summaries.get(factor.latents, {})
-            key = jax.random.fold_in(rng_key, number)
-            x, factor_log_q = self._copies(networks, key, assembly, known, (jnp.array(0),), now)
+            key = keys[factor.latents[0]]
+            expect = None
+            if assembly.guide is not None:
+                expect = partial(assembly.guide.step, outer, known_here, time, carry)
+            x, factor_log_q = self._copies(
+                networks, key, assembly, known, (jnp.array(0),), now, expect
+            )
             known_here |= _one_step(assembly, x, sites)
             log_q = log_q + factor_log_q.sum()
-        last_key = jax.random.fold_in(rng_key, len(stage.factors))
-        carry, found = program.step(last_key, stage.scan, outer, time, carry, known_here)
-        log_q = log_q + sum((found.log_density[n].sum() for n in own), jnp.zeros(()))
+        carry, found = program.step(None, stage.scan, outer, time, carry, known_here, keys=keys)
         latents = {n: v for n, v in found.values.items() if not sites[n].observed}
         return carry, latents, log_q, found
 

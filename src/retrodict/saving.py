@@ -20,6 +20,7 @@ import numpy as np
 from retrodict import artefact
 from retrodict.compiled import Compiled, History
 from retrodict.encoders import Embedding
+from retrodict.expectations import Facts
 from retrodict.graph import Graph
 from retrodict.history import NetworkHistory
 from retrodict.inference import Plan
@@ -37,22 +38,29 @@ class WrongModel(ValueError):  # noqa: N818 (named beside DamagedFile)
 
 _CONTENTS = {
     *("model", "model_args", "model_kwargs", "graph", "method"),
-    *("estimator", "networks", "plan", "history"),
+    *("estimator", "networks", "guides", "plan", "history"),
 }
 
 
-def save(compiled: Compiled, path: str | Path) -> Path:
-    """Write a compiled model to one file; see `load`."""
+def save(
+    compiled: Compiled, path: str | Path, origin: Mapping[str, str | None] | None = None
+) -> Path:
+    """Write a compiled model to one file; see `load`.
+
+    `origin` says where the model can be found again (module, name and file), where that is known
+    better than from the function itself.
+    """
     program = compiled.graph.program
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     header = {
-        "model": _origin(program.model),
+        "model": dict(origin or _origin(program.model)),
         "model_args": _packed(list(program.args), "model_args", arrays),
         "model_kwargs": _packed(dict(program.kwargs), "model_kwargs", arrays),
         "graph": describe(compiled.graph),
         "method": compiled.inverse.method,
         "estimator": dataclasses.asdict(compiled.estimator),
         "networks": list(compiled.networks),
+        "guides": {n: list(map(list, facts)) for n, facts in compiled.proposal.facts.items()},
         "plan": dataclasses.asdict(compiled.plan),
         "history": {name: _written(h) for name, h in compiled.history.networks.items()},
     }
@@ -86,7 +94,8 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
     observed = [name for name, site in expected.items() if site["observed"]]
     graph = trace(model, observed, model_args=args, model_kwargs=kwargs)
     _compare(describe(graph), header["graph"], path)
-    proposal = Proposal.of(invert(graph, header["method"]))
+    facts = {name: Facts(*map(tuple, found)) for name, found in header["guides"].items()}
+    proposal = Proposal.of(invert(graph, header["method"]), facts)
     estimator = _estimator(header["estimator"])
     shared = proposal.networks()
     if list(shared) != header["networks"]:
@@ -96,7 +105,9 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
         )
     networks = {}
     for number, (name, (assembly, *_)) in enumerate(shared.items()):
-        blank = estimator.build(jax.random.key(0), assembly.latents, assembly.inputs)
+        blank = estimator.build(
+            jax.random.key(0), assembly.latents, assembly.inputs, assembly.guided
+        )
         prefix = f"network {number}:"
         stored = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         networks[name] = _filled(blank, stored, path)

@@ -79,8 +79,12 @@ class Engine:
     threshold: float
 
     def closes(self) -> dict[str, int]:
-        """For each site, the stage at which the last variable of its density arrives; −1: none."""
+        """For each site, the stage at which the last variable of its density arrives; −1: none.
+
+        Latents drawn from their own conditional are left out: their weight is one.
+        """
         graph = self.proposal.graph
+        own = {name for stage in self.proposal.stages for name in stage.own}
         drawn = {
             name: number
             for number, stage in enumerate(self.proposal.stages)
@@ -90,6 +94,7 @@ class Engine:
         return {
             name: max(drawn.get(n, -1) for n in (name, *graph.parents(name)))
             for name in graph.sites
+            if name not in own
         }
 
     def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
@@ -158,6 +163,8 @@ class Engine:
             return self.proposal.draw_stage(networks, key, stage, {**data, **latents})
 
         drawn, log_q = jax.vmap(one)(keys, particles.values)
+        if stage.own:  # a factor outside of time stands alone, and is all own or not at all
+            log_q = jnp.zeros_like(log_q)
         return particles._replace(values={**particles.values, **drawn}), log_q
 
     def _densities(
@@ -190,17 +197,17 @@ class Engine:
         everyone = jnp.arange(self.num_particles, dtype=jnp.int32)
         if self.threshold <= 0:
             return particles, size, everyone
-        parents = jax.lax.cond(
-            needed,
-            lambda: self.resample(rng_key, particles.log_weights, self.num_particles).astype(
-                jnp.int32
-            ),
-            lambda: everyone,
-        )
+
+        def chosen() -> tuple[Any, Array]:
+            parents = self.resample(rng_key, particles.log_weights, self.num_particles)
+            parents = parents.astype(jnp.int32)
+            return jax.tree.map(lambda leaf: leaf[parents], particles.values), parents
+
+        values, parents = jax.lax.cond(needed, chosen, lambda: (particles.values, everyone))
         equal = jnp.full(self.num_particles, -np.log(self.num_particles), jnp.float32)
         return (
             particles._replace(
-                values=jax.tree.map(lambda leaf: leaf[parents], particles.values),
+                values=values,
                 log_weights=jnp.where(needed, equal, particles.log_weights),
                 num_resamplings=particles.num_resamplings + needed,
             ),
@@ -281,15 +288,17 @@ class Engine:
         resample_key, draw_key = jax.random.split(rng_key)
         state, size, parents = self._resample(resample_key, state)
 
-        def one(key: PRNGKeyArray, outer: Values, carry: Any) -> Any:
+        def one(keys: Mapping[str, PRNGKeyArray], outer: Values, carry: Any) -> Any:
             known = {**outer_data, **outer}
             carry, drawn, log_q, found = self.proposal.draw_step(
-                networks, key, stage, known, given, time, carry, summaries
+                networks, keys, stage, known, given, time, carry, summaries
             )
-            return carry, drawn, log_q, {n: d.sum() for n, d in found.log_density.items()}
+            # A latent's own conditional is both its density and its log q, and so is not counted.
+            counted = {n: d.sum() for n, d in found.log_density.items() if n not in stage.own}
+            return carry, drawn, log_q, counted
 
         values: Any = state.values
-        keys = jax.random.split(draw_key, self.num_particles)
+        keys = stage.keys(draw_key, (self.num_particles,))
         carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
         increment = sum(density.values(), values["share"]) - log_q
         state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
@@ -367,17 +376,16 @@ def _paths(
         drawn = {name: value[::-1] for name, value in drawn.items()}
     everyone = jnp.arange(parents.shape[1], dtype=parents.dtype)
 
-    def back(lineage: Array, chosen: Array) -> tuple[Array, Array]:
-        return chosen[lineage], lineage
+    def back(
+        lineage: Array, step: tuple[Array, dict[str, Array]]
+    ) -> tuple[Array, dict[str, Array]]:
+        chosen, values = step
+        return chosen[lineage], {name: value[lineage] for name, value in values.items()}
 
-    _, lineages = jax.lax.scan(back, everyone, parents, reverse=True)
-    paths = {}
-    for name, value in drawn.items():
-        followed = jax.vmap(lambda v, line: v[line])(value, lineages)
-        if backward:
-            followed = followed[::-1]
-        paths[name] = jnp.moveaxis(followed, 0, 1)
-    return paths
+    _, paths = jax.lax.scan(back, everyone, (parents, drawn), reverse=True)
+    if backward:
+        paths = {name: path[::-1] for name, path in paths.items()}
+    return {name: jnp.moveaxis(path, 0, 1) for name, path in paths.items()}
 
 
 def blame(possible: Mapping[str, Any]) -> str:

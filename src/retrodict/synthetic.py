@@ -226,9 +226,10 @@ class Simulator:
             good = self._count(np.asarray(codes), rejected)
             if rows is None:
                 rows = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), made)
-            number = min(int(good.sum()) * self.rows_per_draw, size - filled)
+            found = int(good.sum()) * self.rows_per_draw
+            number = min(found, size - filled)
             for into, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(made), strict=True):
-                flat = np.asarray(leaf)[good].reshape(-1, *leaf.shape[2:])
+                flat = np.asarray(leaf)[good].reshape(found, *leaf.shape[2:])
                 into[filled : filled + number] = flat[:number]
             filled += number
         return jax.tree.map(lambda leaf: leaf[:filled], rows), rejected

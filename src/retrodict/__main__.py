@@ -1,0 +1,7 @@
+"""`python -m retrodict`: the command line."""
+
+import sys
+
+from retrodict.cli import main
+
+sys.exit(main())

@@ -1,0 +1,313 @@
+"""The command line in; the answer on standard output, all else on standard error.
+
+Exit status: 0 done; 1 the answer is not to be trusted; 2 the input was wrong, with one line that
+says how; 3 retrodict itself failed; 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, get_args
+
+from retrodict.artefact import DamagedFile, NewerFormat
+from retrodict.commands import COMMANDS
+from retrodict.errors import DataError, InputError, UnsupportedModel
+from retrodict.inference import InferMethod
+from retrodict.inverse import Method
+from retrodict.modelfiles import line_at_fault
+from retrodict.saving import WrongModel
+
+WRONG_INPUT, FAILED, INTERRUPTED = 2, 3, 130
+_USERS = (InputError, DataError, UnsupportedModel, WrongModel, DamagedFile, NewerFormat, OSError)
+
+_EXAMPLES = {
+    "": """
+examples:
+  retrodict graph   model.py:pumps --observed t,y -o pumps.svg
+  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5
+  retrodict infer   pumps.rd data.json -o posterior.nc
+  retrodict check   pumps.rd -o report.html
+  retrodict demo
+
+exit status: 0 done; 1 the answer is not to be trusted; 2 the input was wrong; 3 retrodict failed
+""",
+    "graph": """
+examples:
+  retrodict graph model.py:pumps --observed t,y -o pumps.svg
+  retrodict graph model.py:pumps --observed t,y --inverse faithful -o inverse.png
+  retrodict graph mypackage.models:pumps --observed t,y --kwargs '{"n": 20}' --json
+""",
+    "compile": """
+examples:
+  retrodict compile model.py:pumps --observed t,y -o pumps.rd
+  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5 --report report.html
+
+Ctrl-C ends the training: what has been learned is saved, and the exit status is 0. A second Ctrl-C
+ends it at once. A compiled model that is there already is replaced when the new one is whole.
+""",
+    "infer": """
+examples:
+  retrodict infer pumps.rd data.json
+  retrodict infer pumps.rd data.csv -o posterior.nc --particles 5000
+  retrodict infer pumps.rd data.npz -o summary.csv --model elsewhere/model.py:pumps
+  echo '{"t": [94.3, 15.7], "y": [5, 1]}' | retrodict infer pumps.rd - --kwargs '{"n": 2}' --json
+
+data:
+  .json  an object of site → number or nested lists; a list of such objects is several data sets
+  .csv   a column for each site, a row for each element; y[0], y[1], … for a site of two axes; if
+         every site is whole in a row, each row is a data set
+  .npz   an array for each site
+  .nc    NetCDF: the group observed_data, or the variables of the file
+  With one axis more in front of every site, these are several data sets.
+""",
+    "check": """
+examples:
+  retrodict check pumps.rd -o report.html
+  retrodict check pumps.rd --datasets 500 --json
+
+The exit status is 1 if the answers are not calibrated.
+""",
+    "demo": "",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(_count, _names(text)))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    root = _Parser(
+        prog="retrodict",
+        description="Compile a NumPyro model into fast, corrected amortized inference.",
+        epilog=_EXAMPLES[""],
+        formatter_class=raw,
+    )
+    root.add_argument("--version", action="store_true", help="print the version")
+    commands = root.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
+
+    def command(name: str, summary: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=summary, description=summary, epilog=_EXAMPLES[name], formatter_class=raw
+        )
+        made.add_argument("--json", action="store_true", help="print the answer as JSON")
+        made.add_argument("--quiet", action="store_true", help="no progress and no notes")
+        made.add_argument("--debug", action="store_true", help="show where an error came from")
+        return made
+
+    def output(made: argparse.ArgumentParser, what: str, **options: Any) -> None:
+        made.add_argument("-o", "--output", type=Path, metavar="FILE", help=what, **options)
+
+    def model(made: argparse.ArgumentParser) -> None:
+        made.add_argument("model", help="file.py:function or package.module:function")
+        made.add_argument(
+            "--observed", type=_names, required=True, metavar="SITES",
+            help="the sites that are data, with commas between",
+        )  # fmt: skip
+        kwargs(made)
+
+    def kwargs(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--kwargs", metavar="JSON",
+            help="arguments to call the model with, or @file.json; lists become arrays",
+        )  # fmt: skip
+
+    def compiled(made: argparse.ArgumentParser) -> None:
+        made.add_argument("artefact", type=Path, help="what `retrodict compile` made")
+
+    def elsewhere(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--model", help="the model it was compiled from, if it is not where it was"
+        )
+
+    def checking(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--datasets", type=_count, default=200, help="how many to try (200)")
+
+    def particles(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--particles", type=_count, default=1000, help="a data set (1000)")
+
+    def seed(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--seed", type=int, default=0, help="same seed, same answer (0)")
+
+    made = command("graph", "show the structure of a model, and how it is turned round")
+    model(made)
+    made.add_argument(
+        "--inverse", choices=get_args(Method), help="draw the model turned round, and in which way"
+    )
+    output(made, "a picture: .svg, .png or .dot")
+
+    made = command("compile", "train networks that answer any data of a model; minutes, once")
+    model(made)
+    output(made, "the compiled model, for instance model.rd", required=True)
+    made.add_argument("--minutes", type=_minutes, help="train no longer than this")
+    made.add_argument("--steps", type=_count, help="gradient steps a network, at most")
+    made.add_argument("--hidden", type=_sizes, metavar="SIZES", help="units a layer, as 128,128")
+    made.add_argument("--components", type=_count, help="components of each mixture")
+    made.add_argument("--inverse", choices=get_args(Method), default="auto", help="(auto)")
+    made.add_argument("--force", action="store_true", help="replace a file of any kind")
+    made.add_argument("--report", type=Path, metavar="FILE", help="check it too, see `check`")
+    checking(made)
+    particles(made)
+    seed(made)
+
+    made = command("infer", "the posterior of a data set, and whether to trust it")
+    compiled(made)
+    made.add_argument("data", help=".json, .csv, .npz or .nc; - for JSON on standard input")
+    output(made, "the posterior: .nc for ArviZ, or its summary as .json or .csv")
+    elsewhere(made)
+    particles(made)
+    seed(made)
+    made.add_argument("--method", choices=get_args(InferMethod), default="auto", help="(auto)")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="a figure: .png, .svg or .pdf")
+    kwargs(made)
+
+    made = command("check", "try a compiled model on synthetic data, and report")
+    compiled(made)
+    output(made, "the report: .html")
+    elsewhere(made)
+    checking(made)
+    particles(made)
+    seed(made)
+
+    made = command("demo", "run an example that comes with retrodict")
+    made.add_argument("name", nargs="?", help="which; the first if none is named")
+    made.add_argument(
+        "-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="(out)"
+    )
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal without Greek letters gets question marks, not a traceback.
+            stream.reconfigure(errors="replace")
+    given = list(sys.argv[1:] if argv is None else argv)
+    options = argparse.Namespace(command=None, debug="--debug" in given, file=None, quiet=False)
+    try:
+        try:
+            parser().parse_args(given, options)
+        except SystemExit:
+            return 0  # --help has been printed
+        with _quietly():
+            return _run(options)
+    except KeyboardInterrupt:
+        _complain("interrupted, and nothing was written", options)
+        return INTERRUPTED
+    except _USERS as error:
+        _complain(_explained(error, options), options)
+        return WRONG_INPUT
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        line = line_at_fault(error, options.file)
+        if line is not None:
+            _complain(f"{told} ({_short(options.file)}, line {line})", options)
+            return WRONG_INPUT
+        _complain(f"this is an error in retrodict; --debug shows where: {told}", options)
+        return FAILED
+
+
+def _run(options: argparse.Namespace) -> int:
+    if getattr(options, "version", False):
+        from importlib.metadata import version
+
+        _print(f"retrodict {version('retrodict')}", sys.stdout)
+        return 0
+    if options.command is None:
+        raise InputError(f"name a command: {', '.join(COMMANDS)}; see retrodict --help")
+    options.progress = not options.quiet and sys.stderr.isatty()
+
+    def say(note: str) -> None:
+        if not options.quiet:
+            _print(f"retrodict: {note}", sys.stderr)
+
+    # What a model prints is no answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = COMMANDS[options.command](options, say)
+    if options.json:
+        _print(json.dumps(answer.record, ensure_ascii=False, allow_nan=False), sys.stdout)
+    else:
+        _print(answer.text, sys.stdout)
+    return answer.status
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Warnings as notes of one line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            _print(f"retrodict: note: {_one_line(message)}", sys.stderr)
+
+        warnings.showwarning = show
+        yield
+
+
+def _explained(error: BaseException, options: argparse.Namespace) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    told = str(error)
+    line = line_at_fault(error, options.file) if isinstance(error, UnsupportedModel) else None
+    if line is not None:
+        told += f" ({_short(options.file)}, line {line})"
+    if isinstance(error, DataError) and "model_kwargs" in told:
+        told += " (on the command line: --kwargs)"
+    return told
+
+
+def _complain(message: str, options: argparse.Namespace) -> None:
+    if options.debug:
+        traceback.print_exc()
+    _print(f"retrodict: error: {_one_line(message)}", sys.stderr)
+
+
+def _short(file: str) -> str:
+    return os.path.relpath(file)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Who was to read it has left, as `head` does; what was to be done is done nevertheless.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,485 @@
+"""A model and what is known in; a linear-Gaussian picture of a factor's latents out.
+
+The model's own distributions have means and variances, and the means of what depends on a factor's
+latents move with them. Taken as linear, that gives the latents' best linear estimate (Hartigan
+1969, "Linear Bayesian methods"): the Kalman filter's for a linear state space, the exact posterior
+mean for conjugate families. Where latents are continuous it is refined at the estimate, with
+observations weighted by their own densities, which is Gauss and Newton's method with the weights of
+robust regression. Networks get it as an input (see `guides`); nothing depends on it being right.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from retrodict.coordinates import Latent, blocks, table
+from retrodict.factors import Factor
+from retrodict.graph import Graph
+from retrodict.guides import MOST_CHANNELS, Expected
+from retrodict.model import Evaluation, Expect, carry_name
+from retrodict.moments import NO_INFORMATION, Moments
+from retrodict.views import Values
+
+
+class Facts(NamedTuple):
+    """What simulation tells of a factor's expectations; kept with the artefact.
+
+    Attributes:
+        order: the coordinates by how much they move the observations, those of one kind together.
+        children: the sites that say something of them.
+        centre, variance: of the coordinates whose distribution has none, from simulation; NaN else.
+    """
+
+    order: tuple[int, ...]
+    children: tuple[str, ...]
+    centre: tuple[float, ...]
+    variance: tuple[float, ...]
+
+
+class Child(NamedTuple):
+    """A site that depends on the latents, and whose other parents are known.
+
+    Attributes:
+        name: of the site.
+        axes: of its array, those that the factor's plates run along.
+        scalar: whether it has one density an entry.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    scalar: bool
+
+
+class _Pieces(NamedTuple):
+    """Moments by copy: the latents' own, and the children's with their log densities."""
+
+    own: Moments
+    of_children: Moments
+    log_density: Float[Array, "*copies observations"]
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Computes what a model expects of a factor's latents.
+
+    Attributes:
+        graph: the model's.
+        factor: which factor.
+        latents: what its network draws.
+        own_axes: for each latent, the axes of its array that the factor's plates run along, without
+            time.
+        copies: sizes of these plates.
+        scan: the scan along which the factor is drawn, if any.
+        children: see `Child`.
+        facts: see `Facts`.
+    """
+
+    graph: Graph
+    factor: Factor
+    latents: tuple[Latent, ...]
+    own_axes: tuple[tuple[int, ...], ...]
+    copies: tuple[int, ...]
+    scan: int | None
+    children: tuple[Child, ...]
+    facts: Facts
+
+    @property
+    def binary(self) -> np.ndarray:
+        """Which coordinates are zero or one."""
+        found: np.ndarray = np.concatenate(
+            [np.full(b.size, b.family == "bernoulli") for b in blocks(self.latents)]
+        )
+        return found
+
+    @property
+    def observations(self) -> int:
+        """How many entries of the children belong to one copy."""
+        return sum(self._sizes)
+
+    @property
+    def channels(self) -> int:
+        """How many innovations are shown: of discrete latents, where there are not too many."""
+        few = self.observations <= MOST_CHANNELS
+        return self.observations if few and self.binary.any() else 0
+
+    def at(self, values: Values, index: Sequence[Int[Array, ""]]) -> Expected:
+        """What is expected of one copy, where arrays of time hold all steps."""
+        if self.scan is None:
+            return self.whole(values, index)
+        time, *place = index
+        inside = set(self.graph.program.scan_sites[self.scan])
+        outer = {n: values[n] for n in self.graph.sites if n in values and n not in inside}
+        given = {n: values[n][time] for n in inside if n in values}
+        blank = jax.eval_shape(lambda: self.graph.program.initial_carry(self.scan or 0, outer))
+        leaves, tree = jax.tree.flatten(blank)
+        carried = [values[carry_name(self.scan, n)][time] for n in range(len(leaves))]
+        carry = jax.tree.unflatten(tree, carried)
+        return self.step(outer, given, time, carry, place)
+
+    def whole(self, values: Values, index: Sequence[Int[Array, ""]]) -> Expected:
+        """What is expected of one copy of a factor outside of time."""
+        program = self.graph.program
+        known = {
+            n: values[n] for n in self.graph.sites if n in values and n not in self.factor.latents
+        }
+
+        def evaluate(latents: Values, expect: Expect) -> Evaluation:
+            # What is not known is drawn; nothing that is used depends on it.
+            return program.run(jax.random.key(0), {**known, **latents}, expect=expect)
+
+        return self._expected(evaluate, known, index)
+
+    def step(
+        self,
+        outer: Values,
+        given: Values,
+        time: Array,
+        carry: Any,
+        index: Sequence[Int[Array, ""]],
+    ) -> Expected:
+        """What is expected of one copy in one step of a scan."""
+        known = {n: v for n, v in given.items() if n not in self.factor.latents}
+
+        def evaluate(latents: Values, expect: Expect) -> Evaluation:
+            key, scan = jax.random.key(0), self.scan or 0
+            _, found = self.graph.program.step(
+                key, scan, outer, time, carry, {**known, **latents}, expect=expect
+            )
+            return found
+
+        return self._expected(evaluate, known, index)
+
+    def _expected(
+        self,
+        evaluate: Callable[[Values, Expect], Evaluation],
+        known: Values,
+        index: Sequence[Int[Array, ""]],
+    ) -> Expected:
+        """Linearise at the latents' means, and again at the estimate; take one copy of it."""
+        begin = evaluate({}, self._reference())
+        x = self._rows({n: begin.values[n] for n in self.factor.latents})
+        y = self._observed({n: begin.values[n] for n in (c.name for c in self.children)})
+
+        def pieces(x: Array) -> _Pieces:
+            return self._pieces(evaluate(self._values(x), {}))
+
+        first = pieces(x)
+        spread = jnp.sqrt(jnp.clip(first.own.variance, 1e-12, 1e12))
+        centre = jnp.where(self.binary, first.own.mean, x)
+        line = self._linear(pieces, x, y, centre, first)
+        if self.channels:
+            return self._by_channel(line, spread, index)
+        found = _solved(line, spread, np.array(self.facts.order))
+        for _ in range(self._refinements):
+            inside = self._inside(found.centre, x)
+            line = self._linear(pieces, inside, y, inside, pieces(inside), first)
+            found = _solved(line, spread, np.array(self.facts.order))
+        return self._taken(found, first, spread, index)
+
+    @property
+    def _refinements(self) -> int:
+        if self.binary.any():
+            return 0
+        return 2 if self.scan is None else 1
+
+    def _linear(
+        self,
+        pieces: Callable[[Array], _Pieces],
+        x: Array,
+        y: Array,
+        centre: Array,
+        at: _Pieces,
+        first: _Pieces | None = None,
+    ) -> "_Line":
+        """How means move with the coordinates around x; residuals are those at `centre`.
+
+        Noise is what is expected before anything is known, which makes the estimate exact for
+        conjugate families. Away from there, where `first` is what was found at the latents' means,
+        only how much each observation pulls is looked at anew.
+        """
+        own, slope, score = self._derivatives(pieces, x, at)
+        mean = at.of_children.mean + jnp.einsum("...cn,...n->...c", slope, centre - x)
+        residual = y - mean
+        weight = _precision((first or at).of_children.variance)
+        if first is not None:
+            scalar = np.repeat([child.scalar for child in self.children], self._sizes)
+            weight *= jnp.where(scalar, _pull(at, slope, score, residual), 1.0)
+        prior = centre - (centre if first is None else at.own.mean)
+        return _Line(centre, prior, own, residual, slope, weight)
+
+    def _derivatives(
+        self, pieces: Callable[[Array], _Pieces], x: Array, at: _Pieces
+    ) -> tuple[Array, Array, Array]:
+        """Of the latents' own means, the children's means, and their log densities; last axis x."""
+        number = x.shape[-1]
+
+        def outputs(x: Array) -> tuple[Array, Array, Array]:
+            found = pieces(x)
+            return found.own.mean, found.of_children.mean, found.log_density
+
+        def along(direction: Array) -> Any:
+            return jax.jvp(outputs, (x,), (jnp.broadcast_to(direction, x.shape),))[1]
+
+        def flipped(chosen: Array) -> Any:
+            other = jnp.where(chosen, 1 - x, x)
+            length = jnp.sum(jnp.where(chosen, other - x, 0.0), -1)[..., None]
+            here = (at.own.mean, at.of_children.mean, at.log_density)
+            return jax.tree.map(lambda a, b: (a - b) / length, outputs(other), here)
+
+        binary, places = self.binary, np.arange(number)
+        found: list[Any] = [None] * number
+        for chosen, move in ((~binary, along), (binary, flipped)):
+            if not chosen.any():
+                continue
+            rows = np.eye(number, dtype=bool)[chosen]
+            moved = jax.vmap(move)(jnp.asarray(rows if move is flipped else rows.astype(float)))
+            for row, place in enumerate(places[chosen]):
+                found[place] = jax.tree.map(lambda leaf, row=row: leaf[row], moved)
+        own, of_children, densities = (
+            jnp.nan_to_num(jnp.stack(leaves, -1)) for leaves in zip(*found, strict=True)
+        )
+        return own, of_children, densities
+
+    def _by_channel(self, line: "_Line", spread: Array, index: Sequence[Array]) -> Expected:
+        """One copy, its coordinates in the order drawn, to be worked out as they are."""
+        order, place = np.array(self.facts.order), tuple(index)
+        centre = line.centre[place][order]
+        return Expected(
+            centre,
+            jnp.zeros((0, 0)),
+            jnp.zeros((0, 0)),
+            centre,
+            spread[place][order] ** 2,
+            jnp.nan_to_num(line.residual[place]),
+            jnp.nan_to_num(line.slope[place][:, order]),
+            jnp.clip(1 / jnp.maximum(line.weight[place], 1e-30), 1e-12, NO_INFORMATION),
+        )
+
+    def _taken(
+        self, found: "_Solved", first: _Pieces, spread: Array, index: Sequence[Array]
+    ) -> Expected:
+        """One copy, its coordinates in the order drawn; without information where all failed."""
+        order, place = np.array(self.facts.order), tuple(index)
+        mean, scale = first.own.mean[place][order], spread[place][order]
+        centre, root, white = found.centre[place][order], found.root[place], found.white[place]
+        sound = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(centre))
+        return Expected(
+            jnp.where(sound, centre, mean),
+            jnp.where(sound, root, jnp.diag(scale)),
+            jnp.where(sound, white, jnp.diag(1 / scale)),
+            mean,
+            scale**2,
+            jnp.zeros(0),
+            jnp.zeros((0, len(order))),
+            jnp.zeros(0),
+        )
+
+    def _reference(self) -> dict[str, Callable[[Moments], Array]]:
+        """How to put each latent at its mean, or at the nearer of zero and one."""
+        found = {}
+        start = 0
+        for latent, name, axes in zip(
+            self.latents, self.factor.latents, self.own_axes, strict=True
+        ):
+            stop = start + int(np.prod(latent.shape))
+            site = self.graph.sites[name]
+            fallback = self._spread_out(
+                jnp.asarray(self.facts.centre[start:stop]), latent.shape, axes
+            )
+            binary = bool(self.binary[start])
+            found[name] = _putter(fallback, binary, site.dtype)
+            start = stop
+        return found
+
+    def _spread_out(self, row: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+        """A row of one copy's entries, the same for all copies, with axes as the site has them."""
+        whole = jnp.broadcast_to(row.reshape(shape), (*self.copies, *shape))
+        return jnp.moveaxis(whole, range(len(axes)), axes)
+
+    def _rows(self, values: Values) -> Float[Array, "*copies coordinates"]:
+        parts = []
+        for name, axes in zip(self.factor.latents, self.own_axes, strict=True):
+            moved = jnp.moveaxis(jnp.asarray(values[name], float), axes, range(len(axes)))
+            parts.append(moved.reshape(*self.copies, -1))
+        return jnp.concatenate(parts, -1)
+
+    def _values(self, x: Float[Array, "*copies coordinates"]) -> dict[str, Array]:
+        found = {}
+        start = 0
+        for latent, name, axes in zip(
+            self.latents, self.factor.latents, self.own_axes, strict=True
+        ):
+            stop = start + int(np.prod(latent.shape))
+            part = x[..., start:stop].reshape(*self.copies, *latent.shape)
+            found[name] = jnp.moveaxis(part, range(len(axes)), axes).astype(
+                self.graph.sites[name].dtype
+            )
+            start = stop
+        return found
+
+    def _observed(self, values: Values) -> Float[Array, "*copies observations"]:
+        parts = []
+        for child in self.children:
+            value = jnp.asarray(values[child.name], float)
+            moved = jnp.moveaxis(value, child.axes, range(len(child.axes)))
+            parts.append(moved.reshape(*self.copies, -1))
+        return jnp.concatenate(parts, -1)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """How many entries of each child belong to one copy."""
+        found = []
+        for child in self.children:
+            site = self.graph.sites[child.name]
+            shape = site.shape[1:] if self.scan is not None else site.shape
+            found.append(int(np.prod([n for a, n in enumerate(shape) if a not in child.axes])))
+        return found
+
+    def _pieces(self, found: Evaluation) -> _Pieces:
+        own = [
+            self._rows({n: found.moments[n][part] for n in self.factor.latents})
+            for part in range(2)
+        ]
+        known = np.isnan(self.facts.centre)
+        own = [
+            jnp.where(known, mine, jnp.asarray(np.nan_to_num(other)))
+            for mine, other in zip(own, (self.facts.centre, self.facts.variance), strict=True)
+        ]
+        of_children = [
+            self._observed({c.name: found.moments[c.name][part] for c in self.children})
+            for part in range(2)
+        ]
+        densities = []
+        for child, size in zip(self.children, self._sizes, strict=True):
+            if child.scalar:
+                moved = jnp.moveaxis(
+                    found.log_density[child.name], child.axes, range(len(child.axes))
+                )
+                densities.append(moved.reshape(*self.copies, -1))
+            else:
+                densities.append(jnp.zeros((*self.copies, size)))
+        return _Pieces(Moments(*own), Moments(*of_children), jnp.concatenate(densities, -1))
+
+    def _inside(self, mean: Array, x: Array) -> Array:
+        """The estimate, kept inside the support: at least a fiftieth of the way from its bound."""
+        c = table(self.latents)
+        lower = jnp.where(np.isfinite(c.least) & (c.least > -1e38), c.least, -jnp.inf)
+        upper = jnp.where(np.isfinite(c.most) & (c.most < 1e38), c.most, jnp.inf)
+        low = jnp.where(jnp.isfinite(lower), lower + 0.02 * (x - lower), -jnp.inf)
+        high = jnp.where(jnp.isfinite(upper), upper - 0.02 * (upper - x), jnp.inf)
+        return jnp.clip(jnp.where(jnp.isfinite(mean), mean, x), low, high)
+
+
+class _Line(NamedTuple):
+    """A linear model around a centre, in terms of the distance Δ from it.
+
+    The latents lie prior + (1 − own) Δ from their own means, the observations residual − slope Δ.
+    """
+
+    centre: Float[Array, "*copies coordinates"]
+    prior: Float[Array, "*copies coordinates"]
+    own: Float[Array, "*copies coordinates coordinates"]
+    residual: Float[Array, "*copies observations"]
+    slope: Float[Array, "*copies observations coordinates"]
+    weight: Float[Array, "*copies observations"]
+
+
+def _precision(variance: Array) -> Array:
+    kept = jnp.clip(variance, 1e-12, NO_INFORMATION)
+    return jnp.where(jnp.isfinite(kept), 1 / kept, 0.0)
+
+
+def _pull(at: _Pieces, slope: Array, score: Array, residual: Array) -> Array:
+    """How hard each observation pulls at its mean, relative to a normal of the same variance.
+
+    An outlier of a heavy-tailed distribution pulls less than its distance says.
+    """
+    noise = jnp.clip(at.of_children.variance, 1e-12, NO_INFORMATION)
+    force = jnp.sum(score * slope, -1) / jnp.maximum(jnp.sum(slope**2, -1), 1e-30)
+    far = jnp.abs(residual) > 0.1 * jnp.sqrt(noise)
+    ratio = force * noise / jnp.where(far, residual, 1.0)
+    return jnp.where(far & jnp.isfinite(ratio), jnp.clip(ratio, 0.01, 10.0), 1.0)
+
+
+class _Solved(NamedTuple):
+    """The least squares of a line: centre in the latents' order, the rest in the order drawn."""
+
+    centre: Float[Array, "*copies coordinates"]
+    root: Float[Array, "*copies coordinates coordinates"]
+    white: Float[Array, "*copies coordinates coordinates"]
+
+
+def _solved(line: _Line, spread: Float[Array, "*copies coordinates"], order: np.ndarray) -> _Solved:
+    """The least squares that a linear model's prior and observations ask for."""
+    number = spread.shape[-1]
+    own = jnp.eye(number) - line.own * spread[..., None, :] / spread[..., :, None]
+    slope = line.slope * spread[..., None, :]
+    weighted = slope * line.weight[..., None]
+    precision = jnp.einsum("...ij,...ik->...jk", own, own) + jnp.einsum(
+        "...ci,...cj->...ij", slope, weighted
+    )
+    precision += 1e-6 * jnp.eye(number)
+    gradient = jnp.einsum("...ci,...c->...i", weighted, line.residual) - jnp.einsum(
+        "...ji,...j->...i", own, line.prior / spread
+    )
+    # Λ = U Uᵀ with U upper triangular, so that U⁻ᵀ is the lower factor of Λ⁻¹.
+    reverse = order[::-1]
+    lower = cholesky(precision[..., reverse, :][..., reverse])
+    white = jnp.swapaxes(lower[..., ::-1, ::-1], -1, -2)
+    root = inverse_of_lower(white)
+    step = jnp.einsum("...ij,...kj,...k->...i", root, root, gradient[..., order])
+    centre = line.centre + spread * step[..., np.argsort(order)]
+    scale = spread[..., order]
+    return _Solved(centre, root * scale[..., :, None], white / scale[..., None, :])
+
+
+# XLA hands these to LAPACK one matrix at a time, which is slow for many small ones, and on few
+# cores can wait for a thread forever.
+def cholesky(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """The lower triangular L with L Lᵀ = matrix, column by column."""
+    number = matrix.shape[-1]
+    places = jnp.arange(number)
+
+    def column(place: Array, lower: Array) -> Array:
+        row = lower[..., place, :]
+        rest = matrix[..., :, place] - jnp.einsum("...ij,...j->...i", lower, row)
+        new = rest / jnp.sqrt(rest[..., place])[..., None]
+        return lower.at[..., :, place].set(jnp.where(places >= place, new, 0.0))
+
+    return _counted(number, column, jnp.zeros_like(matrix))
+
+
+def inverse_of_lower(lower: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """The inverse of a lower triangular matrix, row by row."""
+    number = lower.shape[-1]
+    unit = jnp.eye(number)
+
+    def row(place: Array, found: Array) -> Array:
+        known = jnp.einsum("...j,...jk->...k", lower[..., place, :], found)
+        new = (unit[place] - known) / lower[..., place, place][..., None]
+        return found.at[..., place, :].set(new)
+
+    return _counted(number, row, jnp.zeros_like(lower))
+
+
+def _counted(number: int, body: Callable[[Any, Array], Array], start: Array) -> Array:
+    """A loop that is written out where it is short."""
+    if number > 6:
+        looped: Array = jax.lax.fori_loop(0, number, body, start)
+        return looped
+    for place in range(number):
+        start = body(place, start)
+    return start
+
+
+def _putter(fallback: Array, binary: bool, dtype: Any) -> Callable[[Moments], Array]:
+    def put(moments: Moments) -> Array:
+        mean = jnp.where(jnp.isnan(fallback), moments.mean, fallback)
+        return (jnp.round(mean) if binary else mean).astype(dtype)
+
+    return put

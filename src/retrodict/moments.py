@@ -1,0 +1,46 @@
+"""A distribution in; the mean and variance of each entry of its value out, where it has them.
+
+Without them, or with a mean that is no mean of numbers (a simplex has one, a draw of indices has
+not), entries are NaN: whoever asks must be able to do without.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+
+# An entry that is masked out says nothing, however far it lies from its mean.
+NO_INFORMATION = 1e30
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each entry of a value."""
+
+    mean: Float[Array, "*shape"]
+    variance: Float[Array, "*shape"]
+
+
+def moments(fn: dist.Distribution, sample_shape: tuple[int, ...] = ()) -> Moments:
+    """Mean and variance of a distribution's entries; NaN where they are not known."""
+    shape = fn.shape(sample_shape)
+    try:
+        mean, variance = jnp.asarray(fn.mean, float), jnp.asarray(fn.variance, float)
+        found = Moments(jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape))
+    except (NotImplementedError, AttributeError, TypeError, ValueError):
+        unknown = jnp.full(shape, jnp.nan)
+        return Moments(unknown, unknown)
+    mask = _mask(fn)
+    if mask is None:
+        return found
+    batch = jnp.reshape(mask, (*jnp.shape(mask), *(1 for _ in fn.event_shape)))
+    return found._replace(variance=jnp.where(batch, found.variance, NO_INFORMATION))
+
+
+def _mask(fn: dist.Distribution) -> Array | None:
+    while True:
+        if isinstance(fn, dist.MaskedDistribution):
+            return jnp.asarray(fn._mask)
+        if not hasattr(fn, "base_dist"):
+            return None
+        fn = fn.base_dist

@@ -1,0 +1,324 @@
+"""A particle in; a particle near it that is distributed alike out: MCMC moves at one temperature.
+
+All moves leave the tempered density as it is, whatever the networks say; how far they get depends
+on them.
+
+- Continuous latents: Hamiltonian Monte Carlo from BlackJAX on the unconstrained row. A network's
+  slope costs far more than most models', and by the time that moves matter q is the smoother of
+  the two: so the slope of (1−λ) log q is felt only at both ends of a trajectory, that of λ log γ
+  at every step in between (Tuckerman, Berne & Martyna 1992, with q as the slow force). Steps are
+  shears whatever the force, so volume is kept and the last word has the Metropolis test.
+- Discrete latents: some copies of a factor are drawn anew by its own network given all else
+  (Metropolis within the factors), and some coordinates are changed at random, which still works
+  where the network has no idea. Both are judged by the whole density, so no independence between
+  copies is taken for granted; how many change at once follows from how many are accepted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc import hmc
+from blackjax.mcmc.integrators import IntegratorState
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from retrodict.coordinates import Block, blocks
+from retrodict.factors import Factor
+from retrodict.proposal import Networks
+from retrodict.targets import Particle, Target
+from retrodict.views import Values
+
+# In units of the population's own standard deviations, a quarter turn takes π/2.
+TRAJECTORY = 1.5
+MOST_STEPS = 16
+# What neighbours tell of the scale depends on how many there are, so there it is only a shape.
+LOCAL_STEPS = 4
+LEAST_STEP, LARGEST_STEP = np.array([1e-5, 1e-3]), np.array([0.75, 1e3])
+# Acceptance aimed at: by trajectories (Beskos et al. 2013), and by changes of discrete latents.
+GOOD_ACCEPTANCE, GOOD_CHANGES = 0.75, 0.35
+
+
+class Place(NamedTuple):
+    """The temperature that a move is made at.
+
+    Attributes:
+        networks, data: what densities are given.
+        learned: whether the path starts from q; else from the prior.
+        lam: λ.
+    """
+
+    networks: Networks
+    data: Values
+    learned: Bool[Array, ""]
+    lam: Float[Array, ""]
+
+
+class Walker(NamedTuple):
+    """A particle with what the next move would compute again.
+
+    Attributes:
+        particle: where it is.
+        start, end: log density of the start of the path and of its end.
+        slope: of log q on the row, if the path starts from q; else zero.
+    """
+
+    particle: Particle
+    start: Float[Array, ""]
+    end: Float[Array, ""]
+    slope: Float[Array, " reals"]
+
+
+class Tuning(NamedTuple):
+    """What moves learn from a population.
+
+    Attributes:
+        metrics: two inverse mass matrices, or their diagonals: the covariance of all rows, and of
+            neighbours.
+        steps: of trajectories, for each metric.
+        changes: how many copies of each discrete factor, and last how many single coordinates, to
+            change at once.
+    """
+
+    metrics: Array
+    steps: Float[Array, " metrics"]
+    changes: Float[Array, " kinds"]
+
+
+class Acceptance(NamedTuple):
+    """Chances with which the moves of one sweep were accepted."""
+
+    trajectory: Float[Array, ""]
+    changes: Float[Array, " kinds"]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves that a model's latents ask for; of one particle."""
+
+    target: Target
+
+    @property
+    def jumping(self) -> tuple[Factor, ...]:
+        """Factors with a discrete latent."""
+        names = {latent.name for latent in self.target.discrete}
+        return tuple(f for f in self.target.factors if names & set(f.latents))
+
+    @property
+    def limits(self) -> np.ndarray[Any, Any]:
+        """The most that can change at once, for each kind of change."""
+        sizes = [int(np.prod(self._copies(factor))) for factor in self.jumping]
+        return np.array([*sizes, sum(block.size for block in self._flippable)], float)
+
+    def sweep(
+        self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
+    ) -> tuple[Walker, Acceptance]:
+        """One move of every kind. With steps and changes of zero it only weighs the particle."""
+        row_key, change_key = jax.random.split(rng_key)
+        trajectory = jnp.ones(())
+        if self.target.continuous:
+            walker, trajectory = self._trajectory(row_key, walker, place, tuning, metric)
+        accepted = []
+        if self.target.discrete:
+            keys = jax.random.split(change_key, len(self.limits))
+            redraws: list[Callable[..., Any]] = [partial(self._redraw, f) for f in self.jumping]
+            for key, change, n in zip(keys, [*redraws, self._flip], tuning.changes, strict=True):
+                walker, chance = change(key, walker, place, n)
+                accepted.append(chance)
+        changes = jnp.stack(accepted) if accepted else jnp.ones(len(self.limits))
+        return walker, Acceptance(trajectory, changes)
+
+    def _weigh(self, particle: Particle, place: Place) -> Walker:
+        """A particle with its densities. At the end of the path q no longer counts."""
+        found = self.target.densities(place.data, particle)
+
+        def log_q(z: Array) -> Array:
+            return self.target.log_q(place.networks, place.data, particle._replace(z=z))
+
+        def with_slope(z: Array) -> tuple[Array, Array]:
+            if not self.target.continuous:
+                return log_q(z), z
+
+            def level(z: Array) -> Array:
+                return log_q(z) + self.target.join(particle._replace(z=z))[1]
+
+            value, slope = jax.value_and_grad(level)(z)
+            return value - found.volume, slope
+
+        needed = place.learned & (place.lam < 1.0)
+        q, slope = jax.lax.cond(
+            needed, with_slope, lambda z: (jnp.zeros(()), jnp.zeros_like(z)), particle.z
+        )
+        start = jnp.where(place.learned, q, found.latent) + found.volume
+        return Walker(particle, start, found.latent + found.observed + found.volume, slope)
+
+    def _trajectory(
+        self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
+    ) -> tuple[Walker, Float[Array, ""]]:
+        """One transition of Hamiltonian Monte Carlo."""
+        step_key, move_key = jax.random.split(rng_key)
+        # steps of many lengths, for no coordinate to come back to where it was
+        mean_step = tuning.steps[metric]
+        step = mean_step * jax.random.uniform(step_key, minval=0.7, maxval=1.3)
+        turn = jnp.clip(jnp.round(TRAJECTORY / jnp.maximum(mean_step, 1e-6)), 1, MOST_STEPS)
+        number = jnp.where(metric == 0, turn, LOCAL_STEPS) * (mean_step > 0)
+
+        def fast(z: Array) -> Array:
+            found = self.target.densities(place.data, walker.particle._replace(z=z))
+            prior = jnp.where(place.learned, place.lam, 1.0)
+            return prior * (found.latent + found.volume) + place.lam * found.observed
+
+        def weigh(z: Array) -> Walker:
+            return self._weigh(walker.particle._replace(z=z), place)
+
+        kernel = hmc.build_kernel(partial(nested_leapfrog, fast, number.astype(int), weigh, place))
+        # BlackJAX hands on what it takes for a slope: here all that is known of the particle.
+        state = hmc.HMCState(walker.particle.z, level(walker, place), walker)
+        moved, info = kernel(move_key, state, fast, step, tuning.metrics[metric], 1)
+        return moved.logdensity_grad, info.acceptance_rate
+
+    def _copies(self, factor: Factor) -> tuple[int, ...]:
+        return self.target.proposal.assemblies[factor.latents].copies
+
+    def _redraw(
+        self, factor: Factor, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
+    ) -> tuple[Walker, Float[Array, ""]]:
+        """Draw some copies of a factor anew, given all else."""
+        choice_key, draw_key, test_key = jax.random.split(rng_key, 3)
+        target, sizes = self.target, self._copies(factor)
+        assembly = target.proposal.assemblies[factor.latents]
+        network = place.networks[str(factor.network)]
+        values, volume, _ = target.join(walker.particle)
+        known = target.known(place.data, values)
+        total = int(np.prod(sizes))
+        chosen = _choose(choice_key, total, number)
+
+        def one(key: PRNGKeyArray, flat: Array) -> Any:
+            index = jnp.unravel_index(flat, sizes) if sizes else ()
+            drawn, log_q = network.sample_and_log_prob(key, assembly.context(known, index))
+            old = assembly.x(values, index)
+            return jax.tree.map(partial(jnp.where, chosen[flat]), drawn, old), log_q
+
+        mixed, log_q = jax.vmap(one)(jax.random.split(draw_key, total), jnp.arange(total))
+        mixed = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), mixed)
+        proposed = {**values, **assembly.gather(mixed, self.target.graph.sites)}
+        # Copies may see one another: what leads back is asked in the context they would be in.
+        seen = target.known(place.data, proposed)
+        back = target.copies(place.networks, factor, seen, values).reshape(-1)
+        there = self._weigh(target.split(proposed), place)
+        # Densities of networks are of the latents, those of walkers of their coordinates.
+        volume = volume - target.join(there.particle)[1]
+        gain = jnp.sum(jnp.where(chosen, back - log_q, 0.0)) + volume
+        return _test(test_key, walker, there, gain, place)
+
+    @property
+    def _flippable(self) -> tuple[Block, ...]:
+        """Discrete latents whose coordinates can be changed one by one."""
+        found = [blocks((latent,))[0] for latent in self.target.discrete]
+        return tuple(block for block in found if not block.table.continues.any())
+
+    def _flip(
+        self, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
+    ) -> tuple[Walker, Float[Array, ""]]:
+        """Change some discrete coordinates at random: a step as likely back as there."""
+        choice_key, step_key, test_key = jax.random.split(rng_key, 3)
+        if not self._flippable:
+            return walker, jnp.zeros(())
+        sizes = [block.size for block in self._flippable]
+        chosen = jnp.split(_choose(choice_key, sum(sizes), number), np.cumsum(sizes)[:-1])
+        keys = jax.random.split(step_key, len(sizes))
+        discrete = walker.particle.discrete
+        changed = dict(discrete)
+        inside = jnp.ones((), bool)
+        for key, block, here in zip(keys, self._flippable, chosen, strict=True):
+            name = block.latent.name
+            old, _ = block.flatten(jnp.asarray(discrete[name]).astype(float))
+            new = jnp.where(here, _step(key, block, old), old)
+            inside &= jnp.all((new >= 0) & (new <= block.table.most))
+            changed[name] = block.unflatten(new).astype(discrete[name].dtype)
+        there = self._weigh(Particle(walker.particle.z, changed), place)
+        return _test(test_key, walker, there, jnp.where(inside, 0.0, -jnp.inf), place)
+
+
+def level(walker: Walker, place: Place) -> Float[Array, ""]:
+    """(1−λ) log start + λ log γ; where either is impossible, −inf."""
+    mixed = (1.0 - place.lam) * walker.start + place.lam * walker.end
+    return jnp.where(jnp.isnan(mixed) | jnp.isneginf(walker.end), -jnp.inf, mixed)
+
+
+def _test(
+    rng_key: PRNGKeyArray, here: Walker, there: Walker, gain: Array, place: Place
+) -> tuple[Walker, Float[Array, ""]]:
+    """Metropolis and Hastings; `gain` is log of the chance to propose back over there."""
+    log_ratio = gain + level(there, place) - level(here, place)
+    log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+    chance = jnp.exp(jnp.minimum(log_ratio, 0.0))
+    accept = jax.random.uniform(rng_key) < chance
+    return jax.tree.map(partial(jnp.where, accept), there, here), chance
+
+
+def adapted(moves: Moves, tuning: Tuning, metric: Int[Array, ""], accepted: Acceptance) -> Tuning:
+    """Longer steps where most are accepted, shorter ones where few are."""
+    step = tuning.steps[metric] * jnp.exp(2.0 * (accepted.trajectory - GOOD_ACCEPTANCE))
+    changes = tuning.changes * jnp.exp(accepted.changes - GOOD_CHANGES)
+    return tuning._replace(
+        steps=jnp.clip(tuning.steps.at[metric].set(step), LEAST_STEP, LARGEST_STEP),
+        changes=jnp.clip(changes, 1.0, jnp.maximum(moves.limits, 1.0)),
+    )
+
+
+def nested_leapfrog(
+    fast: Callable[[Array], Array],
+    number: Int[Array, ""],
+    weigh: Callable[[Array], Walker],
+    place: Place,
+    _: Callable[[Array], Array],
+    kinetic_energy_fn: Callable[[Array], Array],
+) -> Callable[[IntegratorState, Array], IntegratorState]:
+    """A BlackJAX integrator: `number` leapfrog steps by the fast part, between kicks by the slow.
+
+    Kicks are as long as all the steps together.
+    """
+    pull, velocity = jax.grad(fast), jax.grad(kinetic_energy_fn)
+
+    def one_step(state: IntegratorState, step_size: Array) -> IntegratorState:
+        position, momentum, _, walker = state
+        kick = 0.5 * number * step_size * (1.0 - place.lam)
+        momentum = momentum + kick * walker.slope
+
+        def leap(count: Array, moving: tuple[Array, Array]) -> tuple[Array, Array]:
+            position, momentum = moving
+            end = (count == 0) | (count == number)
+            momentum = momentum + jnp.where(end, 0.5, 1.0) * step_size * pull(position)
+            forward = jnp.where(count == number, 0.0, step_size)
+            return position + forward * velocity(momentum), momentum
+
+        steps = jnp.where(number > 0, number + 1, 0)
+        position, momentum = jax.lax.fori_loop(0, steps, leap, (position, momentum))
+        walker = weigh(position)
+        momentum = momentum + kick * walker.slope
+        return IntegratorState(position, momentum, level(walker, place), walker)
+
+    return one_step
+
+
+def _choose(rng_key: PRNGKeyArray, total: int, number: Array) -> Array:
+    """About `number` of `total` places, at random; none for 0."""
+    place_key, round_key = jax.random.split(rng_key)
+    wanted = jnp.floor(number + jax.random.uniform(round_key))
+    order = jnp.argsort(jax.random.uniform(place_key, (total,)))
+    return jnp.zeros(total, bool).at[order].set(jnp.arange(total) < wanted)
+
+
+def _step(rng_key: PRNGKeyArray, block: Block, old: Array) -> Array:
+    """Another category, all alike; or a count up or down, mostly by little."""
+    if block.family != "count":
+        upper = jnp.asarray(block.table.upper)
+        turn = jnp.floor(jax.random.uniform(rng_key, old.shape) * jnp.maximum(upper, 1.0)) + 1
+        return jnp.mod(old + turn, upper + 1)
+    size_key, sign_key = jax.random.split(rng_key)
+    size = jnp.floor(jnp.exp(1.5 * jnp.abs(jax.random.normal(size_key, old.shape))))
+    return old + size * jax.random.rademacher(sign_key, old.shape, old.dtype)

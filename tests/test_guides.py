@@ -1,0 +1,317 @@
+"""What a model expects of latents, against exact answers; and how networks use it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.contrib.control_flow import scan
+from numpyro.distributions import constraints
+
+import retrodict as rd
+import zoo
+from retrodict import guides
+from retrodict.curves import ABOVE, BELOW, BETWEEN, IDENTITY, SOFTPLUS, constrain, match_gaussian
+from retrodict.encoders import Embedding
+from retrodict.expectations import cholesky, inverse_of_lower
+from retrodict.networks import EXPECTED, MADE, Guided, Latent
+from retrodict.proposal import Proposal
+
+SMALL = MADE((24, 24), 4, (8,), Embedding((8,), (8,), 8, 1))
+
+
+def guide_of(model, observed, latent, method="auto", **kwargs):
+    proposal = Proposal.of(rd.invert(rd.trace(model, observed, **kwargs), method))
+    (assembly,) = (a for a in proposal.assemblies.values() if latent in a.factor.latents)
+    return assembly.guide
+
+
+def line(t=None, z=None):
+    w = numpyro.sample("w", dist.Normal(jnp.array([1.0, 0.0]), jnp.array([10.0, 2.0])).to_event(1))
+    with numpyro.plate("n", 6):
+        z = numpyro.sample("z", dist.Normal(0, 3), obs=z)
+        numpyro.sample("t", dist.Normal(w[0] + w[1] * z, 0.1), obs=t)
+
+
+def test_linear_regression_is_expected_exactly():
+    guide = guide_of(line, ("t", "z"), "w")
+    values = guide.graph.program.simulate(zoo.key(1))
+    found = guide.at(values, ())
+    design = np.stack([np.ones(6), values["z"]], 1).astype(float)
+    prior = np.diag([1 / 100, 1 / 4])
+    precision = prior + design.T @ design / 0.01
+    mean = np.linalg.solve(
+        precision, prior @ [1, 0] + design.T @ np.asarray(values["t"], float) / 0.01
+    )
+    np.testing.assert_allclose(found.centre, mean, rtol=1e-3)
+    root = np.asarray(found.root, float)
+    np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-2)
+    np.testing.assert_allclose(root @ found.white, np.eye(2), atol=1e-4)
+    # Each coordinate given those before it: Gaussian conditioning.
+    view = guides.look_at_all(found, jnp.array([2.0, 5.0]))
+    covariance = np.linalg.inv(precision)
+    given = mean[1] + covariance[1, 0] / covariance[0, 0] * (2.0 - mean[0])
+    np.testing.assert_allclose(view.mean, [mean[0], given], rtol=2e-3)
+    np.testing.assert_allclose(view.scale[1], precision[1, 1] ** -0.5, rtol=1e-2)
+
+
+def test_outliers_of_a_heavy_tail_pull_less():
+    def model(t=None):
+        w = numpyro.sample("w", dist.Normal(0, 10))
+        with numpyro.plate("n", 9):
+            numpyro.sample("t", dist.StudentT(4.0, w, 1.0), obs=t)
+
+    guide = guide_of(model, ("t",), "w")
+    t = jnp.array([0.9, 1.0, 1.1, 1.0, 0.95, 1.05, 0.9, 1.1, 60.0])
+    assert abs(guide.at({"t": t, "w": 0.0}, ()).centre[0] - 1) < 0.5
+    assert np.mean(t) > 7
+
+
+def test_conjugate_rates_are_expected_exactly():
+    guide = guide_of(zoo.pumps, ("t", "y"), "theta", "faithful")
+    t, y = jnp.linspace(1.0, 50, 10), jnp.arange(10)
+    values = {"alpha": jnp.array(2.5), "beta": jnp.array(0.7), "t": t, "y": y}
+    found = guide.at(values, (jnp.array(4),))
+    np.testing.assert_allclose(found.centre[0], (2.5 + 4) / (0.7 + t[4]), rtol=1e-3)
+    np.testing.assert_allclose(found.prior[0], 2.5 / 0.7, rtol=1e-5)
+
+
+def local_level(y=None):
+    def step(x, y_t):
+        x = numpyro.sample("x", dist.Normal(0.9 * x, 0.5))
+        numpyro.sample("y", dist.Normal(2 * x, 0.3), obs=y_t)
+        return x, None
+
+    scan(step, 1.0, y, length=4)
+
+
+def test_a_linear_step_is_expected_as_kalman_does():
+    guide = guide_of(local_level, ("y",), "x")
+    assert guide.scan == 0
+    y, before = jnp.array(0.8), jnp.array(-0.4)
+    found = guide.step({}, {"y": y}, jnp.array(1), before, ())
+    gain = 0.25 * 2 / (4 * 0.25 + 0.09)
+    np.testing.assert_allclose(found.centre[0], 0.9 * before + gain * (y + 2 * 0.36), rtol=1e-4)
+    np.testing.assert_allclose(found.root[0, 0] ** 2, 0.25 * (1 - 2 * gain), rtol=1e-3)
+    # With all steps at hand it is the same.
+    values = {"y": jnp.array([0.0, 0.8, 0, 0]), "x": jnp.zeros(4)}
+    values["carry 0.0"] = jnp.array([1.0, -0.4, 0, 0])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        guide.at(values, (jnp.array(1),)),
+        found,
+    )
+
+
+POWER = jnp.array([20.0, 50.0, 30.0])
+
+
+def appliances(y=None):
+    def step(on, y_t):
+        with numpyro.plate("devices", 3):
+            x = numpyro.sample("x", dist.Bernoulli(on))
+        total = jnp.where(x == 1, POWER, 0.0).sum()
+        numpyro.sample("y", dist.Normal(total, 10.0), obs=y_t)
+        return jnp.where(x == 1, 0.9, 0.1), None
+
+    scan(step, jnp.full(3, 0.3), y, length=3)
+
+
+def test_switches_come_in_the_order_of_what_they_move_and_show_innovations():
+    guide = guide_of(appliances, ("y",), "x")
+    assert guide.facts.order == (1, 2, 0)
+    assert guide.channels == 1
+    on = jnp.array([0.1, 0.9, 0.1])
+    found = guide.step({}, {"y": jnp.array(75.0)}, jnp.array(0), on, ())
+    np.testing.assert_allclose(found.slope[0], [50, 30, 20], rtol=1e-5)
+    np.testing.assert_allclose(found.residual, 75 - on @ POWER, rtol=1e-5)
+    np.testing.assert_allclose(found.tails[1, 0], 100 + 0.09 * (30**2 + 20**2), rtol=1e-5)
+    view = guides.look_at_all(found, jnp.array([1.0, 1.0, 0.0]))
+    np.testing.assert_allclose(view.residual[2, 0], 75 - 50 - 30 - 2, rtol=1e-4)
+    # The last coordinate's log odds are exact, for nothing else is left unknown.
+    ratio, prior = guides._log_odds(
+        jax.tree.map(lambda leaf: leaf[2], guides._per_coordinate(view))
+    )
+    exact = -((75 - 80 - 20) ** 2) / 200 + (75 - 80) ** 2 / 200
+    np.testing.assert_allclose(ratio, exact, rtol=1e-3)
+    np.testing.assert_allclose(prior, np.log(1 / 9), rtol=1e-5)
+
+
+def coin_flips():
+    p = numpyro.sample("p", dist.Beta(2, 3))
+    with numpyro.plate("n", 5):
+        numpyro.sample("y", dist.Bernoulli(p))
+
+
+def scale_only():
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(0, sigma))
+
+
+def behind():
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("n", 5):
+        z = numpyro.sample("z", dist.Normal(mu, 1))
+        numpyro.sample("y", dist.Normal(z, 1))
+
+
+def chooser():
+    k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
+    numpyro.sample("y", dist.Normal(jnp.arange(3.0)[k], 1))
+
+
+def heavy():
+    x = numpyro.sample("x", dist.Cauchy(0, 1))
+    numpyro.sample("y", dist.Normal(x, 1))
+
+
+def without_moments():
+    x = numpyro.sample("x", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Cauchy(x, 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "latent", "there"),
+    [
+        (coin_flips, "p", True),
+        (scale_only, "sigma", False),  # moves no mean
+        (behind, "mu", False),  # what depends on it is not known yet
+        (behind, "z", True),
+        (chooser, "k", False),  # no number
+        (heavy, "x", True),  # its own moments are taken from simulation
+        (without_moments, "x", False),
+    ],
+)
+def test_guides_are_there_where_the_model_can_say_something(model, latent, there):
+    guide = guide_of(model, ("y",), latent)
+    assert (guide is not None) == there
+    if model is heavy:
+        assert abs(guide.facts.centre[0]) < 0.3 and 0.5 < guide.facts.variance[0] < 5
+
+
+def random_expected(rng, number, channels):
+    root = np.tril(rng.normal(size=(number, number))) + 2 * np.eye(number)
+    empty = np.zeros((0, 0))
+    arrays = (
+        rng.normal(size=number),
+        empty if channels else root,
+        empty if channels else np.linalg.inv(root),
+        rng.uniform(0.1, 0.9, number),
+        rng.uniform(0.1, 1, number),
+        rng.normal(size=channels),
+        rng.normal(size=(channels, number)),
+        rng.uniform(0.5, 2, channels),
+    )
+    return guides.Expected(*(jnp.asarray(a, float) for a in arrays))
+
+
+@pytest.mark.parametrize("channels", [0, 2])
+def test_looking_one_by_one_is_looking_at_all(channels):
+    expected = random_expected(np.random.default_rng(0), 5, channels)
+    row = jnp.array([0.3, -1.0, 2.0, 0.0, 1.0])
+    whole = guides._per_coordinate(guides.look_at_all(expected, row))
+    left = guides.start(expected)
+    for place in range(5):
+        view = guides.look(expected, expected.tails, left, place)
+        jax.tree.map(
+            lambda a, b, place=place: np.testing.assert_allclose(a, b[place], rtol=2e-4, atol=1e-5),
+            view,
+            whole,
+        )
+        left = guides.learn(expected, left, view, place, row[place])
+
+
+LATENTS = {
+    "reals": ((Latent("a", constraints.real, (2,)), Latent("b", constraints.positive, ())), 0),
+    "bits": ((Latent("a", constraints.boolean, (3,)),), 2),
+    "mixed": (
+        (Latent("a", constraints.boolean, (2,)), Latent("b", constraints.unit_interval, ())),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LATENTS)
+def test_draws_of_a_guided_network_have_the_density_they_say(kind):
+    latents, channels = LATENTS[kind]
+    order = {"reals": (0, 1, 2), "bits": (2, 0, 1), "mixed": (1, 0, 2)}[kind]
+    net = SMALL.build(zoo.key(0), latents, (), Guided(order, channels))
+    context = {EXPECTED: random_expected(np.random.default_rng(1), 3, channels)}
+    x, log_q = jax.vmap(lambda k: net.sample_and_log_prob(k, context))(
+        jax.random.split(zoo.key(1), 400)
+    )
+    again = jax.vmap(lambda x: net.log_prob(context, x))(x)
+    np.testing.assert_allclose(log_q, again, atol=2e-4)
+    if kind == "bits":
+        rows = jnp.array(np.indices((2, 2, 2)).reshape(3, -1).T)
+        each = jnp.exp(jax.vmap(lambda a: net.log_prob(context, {"a": a}))(rows))
+        np.testing.assert_allclose(each.sum(), 1, rtol=1e-4)
+        # Frequencies of 400 draws, to four standard errors.
+        seen = np.array([(np.asarray(x["a"]) == row).all(1).mean() for row in np.asarray(rows)])
+        error = np.sqrt(np.asarray(each * (1 - each)) / 400)
+        assert np.all(np.abs(seen - each) < 4 * error + 1e-3)
+
+
+def test_a_guided_density_integrates_to_one():
+    latents = (Latent("a", constraints.positive, ()),)
+    net = SMALL.build(zoo.key(0), latents, (), Guided((0,), 0))
+    context = {EXPECTED: random_expected(np.random.default_rng(2), 1, 0)}
+    z = jnp.linspace(-16, 16, 20001)
+    density = jnp.exp(jax.vmap(lambda z: net.log_prob(context, {"a": jnp.exp(z)}) + z)(z))
+    # The Cauchy of weight 0.01 has 0.04 of its mass beyond ±16.
+    np.testing.assert_allclose(jnp.trapezoid(density, z), 1 - 0.01 * 0.04, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_small_factorisations(number):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(4, number, number))
+    a = a @ a.swapaxes(1, 2) + np.eye(number)
+    lower = cholesky(jnp.asarray(a))
+    np.testing.assert_allclose(lower, np.linalg.cholesky(a), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        inverse_of_lower(lower) @ lower, np.broadcast_to(np.eye(number), a.shape), atol=1e-4
+    )
+
+
+CURVES = {
+    IDENTITY: (0.0, 1.0, 3.0, 0.5),
+    ABOVE: (2.0, 3.0, 5.0, 0.5),
+    BELOW: (1.0, 2.0, -3.0, 0.5),
+    BETWEEN: (0.0, 4.0, 1.0, 0.2),
+    SOFTPLUS: (0.0, 1.0, 2.0, 0.2),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_normal_is_matched_on_every_curve(curve):
+    lower, upper, mean, sd = CURVES[curve]
+    latent = Latent("a", constraints.real, ())
+    net = SMALL.build(zoo.key(0), (latent,), ())
+    c = jax.tree.map(lambda column: column[0], net._constants())
+    c = c._replace(curve=jnp.array(curve), lower=jnp.array(lower), upper=jnp.array(upper))
+    z, scale = match_gaussian(jnp.array(mean), jnp.array(sd), c)
+    draws = z + scale * jax.random.normal(zoo.key(0), (20000,))
+    x = jax.vmap(lambda z: constrain(z, c, (curve,)))(draws)
+    # Matching is to second order in sd: within a tenth of it.
+    assert abs(x.mean() - mean) < 0.1 * sd
+    assert abs(x.std() - sd) < 0.15 * sd
+
+
+def test_the_guide_narrows_what_is_hard_to_learn():
+    """Posteriors a thousand times narrower than the prior, after a few steps of training."""
+
+    def model(y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("n", 4):
+            numpyro.sample("y", dist.Normal(mu, 0.02), obs=y)
+
+    training = rd.Training(max_steps=200, batch_size=64, dataset_size=2048, heldout_size=256)
+    compiled = rd.compile(
+        zoo.key(0), model, ("y",), estimator=SMALL, training=training, progress_bar=False
+    )
+    values = compiled.graph.program.simulate(zoo.key(5))
+    posterior = compiled.infer(zoo.key(1), {"y": values["y"]}, 1000, method="importance")
+    assert posterior.ess > 500
+    assert abs(posterior.mean("mu") - values["y"].mean()) < 4 * 0.01 / np.sqrt(posterior.ess)
