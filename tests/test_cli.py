@@ -278,8 +278,19 @@ def test_interrupted_training_is_saved(capsys, monkeypatch, folder):
     status, _, err = run(capsys, "compile", *call)
     assert status == 0
     assert "note: training was interrupted" in err and "saved to early.rd" in err
-    steps = json.loads(json.dumps(artefact.read("early.rd")[0]["history"]))
-    assert all(history["steps"][-1:] < [5000] for history in steps.values())
+    (before,) = artefact.read("early.rd")[0]["history"].values()
+    assert before["steps"][-1:] < [5000]
+
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    again = ("compile", "model.py:normal", "--observed", "y", "--resume", "early.rd")
+    status, _, err = run(capsys, *again, "-o", "late.rd", "--steps", "20")
+    assert status == 0 and "note" not in err
+    (after,) = artefact.read("late.rd")[0]["history"].values()
+    assert after["steps"][-1] == (before["steps"] or [0])[-1] + 20
+    assert "keeps --kwargs" in refused(capsys, *again, "-o", "x.rd", "--hidden", "8")
+    other = ("compile", "model.py:normal", "--observed", "mu", "--resume", "early.rd")
+    assert "for the data y, not for mu" in refused(capsys, *other, "-o", "x.rd")
 
 
 def test_interrupted_before_training_is_exit_status_130(capsys, monkeypatch):

@@ -22,16 +22,24 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 def coordinate(
-    curve=IDENTITY, lower=0.0, upper=1.0, least=-LARGEST, most=LARGEST, centre=0.0, scale=1.0
+    curve=IDENTITY,
+    lower=0.0,
+    upper=1.0,
+    least=-LARGEST,
+    most=LARGEST,
+    centre=0.0,
+    scale=1.0,
+    shift=0.0,
+    stretch=1.0,
 ):
-    numbers = (jnp.asarray(v, float) for v in (lower, upper, least, most))
-    return Coordinate(
-        jnp.asarray(curve), *numbers, jnp.asarray(False), jnp.asarray(centre), jnp.asarray(scale)
-    )
+    bounds = (jnp.asarray(v, float) for v in (lower, upper, least, most))
+    places = (jnp.asarray(v, float) for v in (centre, scale, shift, stretch))
+    return Coordinate(jnp.asarray(curve), *bounds, jnp.asarray(False), *places)
 
 
 CURVES = {
     "real": coordinate(centre=3.0, scale=2.0),
+    "anchored": coordinate(centre=3.0, scale=2.0, shift=0.7, stretch=0.2),
     "positive": coordinate(ABOVE, least=TINY, centre=0.5, scale=0.5),
     "above": coordinate(ABOVE, lower=2.0, least=np.nextafter(np.float32(2), np.float32(3))),
     "below": coordinate(BELOW, upper=-1.0, most=np.nextafter(np.float32(-1), np.float32(-2))),

@@ -47,6 +47,7 @@ examples:
 examples:
   retrodict compile model.py:pumps --observed t,y -o pumps.rd
   retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5 --report report.html
+  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5 --resume pumps.rd
 
 Ctrl-C ends the training: what has been learned is saved, and the exit status is 0. A second Ctrl-C
 ends it at once. A compiled model that is there already is replaced when the new one is whole.
@@ -176,6 +177,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--hidden", type=_sizes, metavar="SIZES", help="units a layer, as 128,128")
     made.add_argument("--components", type=_count, help="components of each mixture")
     made.add_argument("--inverse", choices=get_args(Method), default="auto", help="(auto)")
+    made.add_argument("--resume", type=Path, metavar="FILE", help="go on training this one")
     made.add_argument("--force", action="store_true", help="replace a file of any kind")
     made.add_argument("--report", type=Path, metavar="FILE", help="check it too, see `check`")
     checking(made)

@@ -78,16 +78,23 @@ def compile_model(options: Namespace, say: Say) -> Answer:
         "max_steps": options.steps,
     }
     size = {"hidden": options.hidden, "components": options.components}
-    compiled = compile(
-        jax.random.key(options.seed),
-        source.model,
-        options.observed,
-        model_kwargs=kwargs,
-        inverse=options.inverse,
-        estimator=MADE(**{key: value for key, value in size.items() if value is not None}),
-        training=Training(**{key: value for key, value in limits.items() if value is not None}),
-        progress_bar=options.progress,
-    )
+    training_limits = Training(**{k: value for k, value in limits.items() if value is not None})
+    key = jax.random.key(options.seed)
+    if options.resume:
+        compiled = _resumed(options, source).train(
+            key, training_limits, progress_bar=options.progress
+        )
+    else:
+        compiled = compile(
+            key,
+            source.model,
+            options.observed,
+            model_kwargs=kwargs,
+            inverse=options.inverse,
+            estimator=MADE(**{k: value for k, value in size.items() if value is not None}),
+            training=training_limits,
+            progress_bar=options.progress,
+        )
     save(compiled, options.output, source.origin)
     say(f"saved to {options.output}")
     answer = Answer(training(compiled), training_record(compiled, options.output))
@@ -212,6 +219,20 @@ def _loaded(options: Namespace) -> tuple[Compiled, Source]:
         source = find_model(header.get("model") or {}, path)
     options.file = source.file
     return load(path, source.model), source
+
+
+def _resumed(options: Namespace, source: Source) -> Compiled:
+    """What to go on training from; its sizes and arguments stay as they were."""
+    if any((options.kwargs, options.hidden, options.components)):
+        raise InputError("--resume keeps --kwargs, --hidden and --components as they were")
+    compiled = load(options.resume, source.model)
+    observed = compiled.graph.observed
+    if set(options.observed) != set(observed):
+        raise InputError(
+            f"{options.resume} was compiled for the data {', '.join(observed)}, not for "
+            f"{', '.join(options.observed)}"
+        )
+    return compiled
 
 
 def _check_artefact_place(path: Path, force: bool) -> None:

@@ -1,5 +1,6 @@
 """A graph with its inverse, or a compiled model, in; a few lines of text, or plain data, out."""
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ def training(compiled: Compiled) -> str:
     lines = []
     for name, history in compiled.history.networks.items():
         steps = history.steps[-1] if history.steps else 0
+        loss = f"{history.best_loss:.3f} nats" if isfinite(history.best_loss) else "unknown"
         lines.append(
-            f"{name}: {steps} steps in {history.seconds:.0f} s, held-out loss "
-            f"{history.best_loss:.3f} nats, {history.stopped}"
+            f"{name}: {steps} steps in {history.seconds:.0f} s, held-out loss {loss}, "
+            f"{history.stopped}"
         )
     dropped = sum(compiled.history.rejected.values())
     lines.append(f"{compiled.history.simulated} draws simulated, {dropped} rejected")

@@ -38,7 +38,8 @@ from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise, num_f
 MOST_TEMPERATURES = 300
 # Sweeps at one temperature, and at the last: until no coordinate of the pilots is more correlated
 # with where it was than this, at most so many.
-CORRELATION, SWEEPS = 0.6, 6
+import os
+CORRELATION, SWEEPS = float(os.environ.get('CORR','.6')), int(os.environ.get('SW','6'))
 LAST_CORRELATION, LAST_SWEEPS = 0.15, 30
 # Up to this many reals, correlations between them are learned.
 LARGEST_DENSE = 100
@@ -61,6 +62,7 @@ class Record(NamedTuple):
     ess: Float[Array, " stops"]
     trajectory: Float[Array, " stops"]
     changes: Float[Array, " stops"]
+    correlation: Float[Array, " stops"]
 
 
 class Climb(NamedTuple):
@@ -154,7 +156,7 @@ class Temperer:
             jnp.zeros((), jnp.int32),
             jnp.ones(features(particles).shape[1]),
             guide,
-            Record(blank, blank, blank),
+            Record(blank, blank, blank, blank),
             jnp.zeros((), bool),
             jnp.zeros((), bool),
         )
@@ -208,6 +210,7 @@ class Temperer:
                 climb.record.ess.at[stop].set(size),
                 climb.record.trajectory.at[stop].set(seen.acceptance.trajectory),
                 climb.record.changes.at[stop].set(seen.acceptance.changes.mean()),
+                climb.record.correlation.at[stop].set(jnp.max(jnp.abs(seen.correlation))),
             ),
             (size == 0.0) | (jnp.all(jnp.isneginf(walkers.end))),
             ~follow & (num_families(eves) < COLLAPSED * chance),

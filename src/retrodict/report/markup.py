@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import isfinite
 from typing import NamedTuple
 
 __all__ = ["Cell", "bullets", "cards", "code", "escape", "figure", "figures", "number", "table"]
@@ -18,7 +19,7 @@ def number(value: float, digits: int = 3) -> Cell:
     """A number, aligned to the right."""
     if isinstance(value, int):
         return Cell(f"{value:,}", "number")
-    return Cell(f"{value:.{digits}g}", "number")
+    return Cell(f"{value:.{digits}g}" if isfinite(value) else "–", "number")
 
 
 def code(text: object) -> Cell:

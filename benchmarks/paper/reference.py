@@ -1,0 +1,70 @@
+"""Make the data and exact answers of the demonstrations: `python -m benchmarks.paper.reference`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper import exact
+from retrodict import demos
+from retrodict.demos.models import POWER
+
+# The ten pumps of George, Makov & Smith (1993), table 3: thousands of hours, and failures.
+TIMES = [94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5]
+FAILURES = [5, 1, 5, 14, 3, 19, 1, 1, 4, 22]
+
+
+def pumps() -> dict[str, Any]:
+    """Times, failures, and what they say of alpha and beta."""
+    found = exact.pumps(np.array(TIMES), np.array(FAILURES))
+    return {"t": TIMES, "y": FAILURES, **_plain(found)}
+
+
+def curves(rng: np.random.Generator) -> dict[str, Any]:
+    """Data sets of ten points from the regression model."""
+    w = rng.laplace(scale=10.0 ** (1 - np.arange(3)))
+    z = np.round(rng.uniform(-10, 10, 10), 3)
+    t = np.round(w[0] + w[1] * z + w[2] * z**2 + rng.standard_t(4, 10), 3)
+    return {"z": z.tolist(), "t": t.tolist(), **_plain(exact.regression(z, t))}
+
+
+def series(rng: np.random.Generator, steps: int = 30) -> np.ndarray:
+    """Meter readings from the factorial HMM."""
+    x = rng.uniform(size=len(POWER)) < 0.1
+    found = []
+    for _ in range(steps):
+        found.append(POWER @ x + 20 * rng.standard_normal())
+        x = x ^ (rng.uniform(size=len(POWER)) < 0.05)
+    return np.round(found, 1)
+
+
+def fhmm(rng: np.random.Generator) -> dict[str, Any]:
+    """One series, and its evidence."""
+    y = series(rng)
+    return {"y": y.tolist(), "log_evidence": exact.FactorialHMM(POWER).log_evidence(y)}
+
+
+def _plain(answer: exact.Answer) -> dict[str, Any]:
+    return {
+        "log_evidence": answer.log_evidence,
+        "mean": answer.mean.tolist(),
+        "sd": answer.sd.tolist(),
+    }
+
+
+def main() -> None:
+    """Write the file that comes with the package."""
+    rng = np.random.default_rng(2016)
+    found = {
+        "pumps": pumps(),
+        "regression": {"sets": [curves(rng) for _ in range(4)]},
+        "fhmm": fhmm(rng),
+    }
+    path = Path(demos.__file__).with_name("reference.json")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
