@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit bench format clean
+.PHONY: demo test lint types unit bench docs format clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py --out out
@@ -21,6 +21,10 @@ types: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	$(BIN)/python -m mkdocs build --strict --site-dir out/docs
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

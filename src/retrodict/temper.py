@@ -3,16 +3,13 @@
 The path is b^{1−λ} γ^λ with λ from 0 to 1 (Neal 2001; Del Moral, Doucet & Jasra 2006): reweigh by
 (γ / b)^{λ' − λ}, resample, and move every particle by MCMC (`retrodict.moves`). λ' is as far as
 leaves the wanted share of particles effective, so a posterior that is ten thousand times narrower
-than b takes more temperatures, not more particles.
+than b takes more temperatures, not more particles. Draws from b are cheap beside moves: the first
+choice is among several times as many.
 
-The start b is q, the networks' proposal. But a q that is narrow and in the wrong place stays, at
-every λ < 1, a spike that no path of temperatures leads out of: all particles then descend from the
-few that began elsewhere. That shows at once, and the prior is taken instead, which is wide.
-
-Half of the particles, the pilots, choose start, temperatures and steps of the moves; the other
-half, the followers, only repeat what they are told. So the followers' product of mean weights is
-unbiased for the evidence, which adapting to one's own weights would spoil. And the two populations
-check each other: they have no draw in common, only the path.
+Pilots choose temperatures and steps of the moves; followers repeat what they are told. So the
+followers' product of mean weights is unbiased for the evidence, which adapting to one's own weights
+would spoil. Both consist of islands that have no draw in common, only the path: how islands differ
+tells the error of the answer, whatever its cause.
 
 A model with time is treated alike: its whole trajectory is the particle. Gradients run through the
 scan, so that one move changes all steps, at a cost linear in their number; discrete states are
@@ -23,6 +20,7 @@ what a poor proposal made them. What mixes badly by these moves shows in the ver
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +31,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict.moves import Acceptance, Moves, Place, Tuning, Walker, adapted
 from retrodict.resampling import Resampler
 from retrodict.targets import Particle
-from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise, num_families
+from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
 
 MOST_TEMPERATURES = 300
-# Sweeps at one temperature, and at the last: until no coordinate of the pilots is more correlated
-# with where it was than this, at most so many.
-import os
-CORRELATION, SWEEPS = float(os.environ.get('CORR','.6')), int(os.environ.get('SW','6'))
+# Draws from the start, for each particle.
+POOL = 8
+# Sweeps at one temperature, and at the last: until no coordinate is more correlated with where it
+# was than this, at most so many.
+CORRELATION, SWEEPS = 0.4, 8
 LAST_CORRELATION, LAST_SWEEPS = 0.15, 30
 # Up to this many reals, correlations between them are learned.
 LARGEST_DENSE = 100
@@ -69,33 +68,31 @@ class Climb(NamedTuple):
     """Where a population stands.
 
     Attributes:
-        walkers: the particles, with their densities.
-        lam: the temperature they are at.
-        eves: which of the first draws each descends from.
-        log_evidence: so far.
-        variance: sum of the relative variances of the mean weights.
-        stops: how many there were; the first is the start itself.
+        walkers: the particles, with their densities; islands one after the other.
+        pool: the draws from the start, likewise.
+        lam: the temperature the walkers are at.
+        eves: which draw of its island's pool each walker descends from.
+        log_evidence: so far, of each island.
+        variance: of each, the sum of the relative variances of the mean weights.
+        stops: how many there were; at the first ones parts of the pool are weighed.
         correlation: of each coordinate with itself before the last moves.
         guide, record: of all stops.
-        dead: whether no particle has any weight left.
-        collapsed: whether hardly any first draw has descendants left.
+        dead: whether an island has no particle left with any weight.
+        collapsed: whether hardly any draw of the pool has descendants left.
     """
 
     walkers: Walker
+    pool: Walker
     lam: Float[Array, ""]
     eves: Int[Array, " particles"]
     log_evidence: LogEvidence
-    variance: Float[Array, ""]
+    variance: Float[Array, " islands"]
     stops: Int[Array, ""]
     correlation: Float[Array, " coordinates"]
     guide: Guide
     record: Record
     dead: Bool[Array, ""]
     collapsed: Bool[Array, ""]
-
-    def features(self) -> Float[Array, "particles coordinates"]:
-        """All coordinates of the particles as numbers."""
-        return features(self.walkers.particle)
 
 
 @dataclass(frozen=True)
@@ -104,33 +101,45 @@ class Temperer:
 
     Attributes:
         moves: at one temperature.
-        num: of particles in the population.
+        islands: how many populations that do not mix.
+        size: particles of each.
         resample: how to choose ancestors.
         share: of particles that stay effective from one temperature to the next.
         together: particles that are moved at a time.
     """
 
     moves: Moves
-    num: int
+    islands: int
+    size: int
     resample: Resampler
     share: float
     together: int
 
+    @property
+    def num(self) -> int:
+        """Of particles on all islands."""
+        return self.islands * self.size
+
+    @property
+    def stops(self) -> int:
+        """The most that there can be."""
+        return POOL + MOST_TEMPERATURES
+
     def blank(self) -> Guide:
         """A guide for pilots, to be filled in."""
-        reals, stops = self.moves.target.num_reals, MOST_TEMPERATURES + 1
+        reals = self.moves.target.num_reals
         shape = (2, reals, reals) if 0 < reals <= LARGEST_DENSE else (2, reals)
         tuning = Tuning(
-            jnp.zeros((stops, *shape)),
-            jnp.full((stops, 2), 0.3),
-            jnp.ones((stops, len(self.moves.limits))),
+            jnp.zeros((self.stops, *shape)),
+            jnp.full((self.stops, 2), 0.3),
+            jnp.ones((self.stops, len(self.moves.limits))),
         )
-        return Guide(jnp.full(stops, jnp.nan), jnp.zeros(stops, jnp.int32), tuning)
+        return Guide(jnp.full(self.stops, jnp.nan), jnp.zeros(self.stops, jnp.int32), tuning)
 
     def climb(
         self,
         rng_key: PRNGKeyArray,
-        particles: Particle,
+        pool: Particle,
         start: Place,
         guide: Guide,
         follow: Bool[Array, ""],
@@ -139,22 +148,27 @@ class Temperer:
 
         Args:
             rng_key: of this population.
-            particles: draws from the start.
+            pool: draws from the start, `POOL` times as many as particles.
             start: the path's, with λ = 0.
             guide: the pilots', to follow; or blank.
             follow: which of the two.
         """
-        blank = jnp.full(MOST_TEMPERATURES + 1, jnp.nan)
-        nowhere = jnp.full(self.num, -jnp.inf)
+        blank = jnp.full(self.stops, jnp.nan)
+        many = POOL * self.num
+        # not weighed yet: with no densities, the first sweep accepts where a particle stands
+        nowhere = Walker(
+            pool, jnp.zeros(many), jnp.full(many, -jnp.inf), jnp.zeros_like(pool.z)
+        )
+        zero = jnp.zeros(self.islands)
         begun = Climb(
-            # not weighed yet: with no densities, the first sweep accepts where it stands
-            Walker(particles, jnp.zeros(self.num), nowhere, jnp.zeros_like(particles.z)),
+            jax.tree.map(lambda leaf: leaf[: self.num], nowhere),
+            nowhere,
             jnp.zeros(()),
-            jnp.arange(self.num),
-            LogEvidence.zero(),
-            jnp.zeros(()),
+            jnp.zeros(self.num, jnp.int32),
+            LogEvidence(zero, zero),
+            zero,
             jnp.zeros((), jnp.int32),
-            jnp.ones(features(particles).shape[1]),
+            jnp.ones(features(pool).shape[1]),
             guide,
             Record(blank, blank, blank, blank),
             jnp.zeros((), bool),
@@ -162,7 +176,7 @@ class Temperer:
         )
 
         def going(climb: Climb) -> Array:
-            allowed = climb.stops <= MOST_TEMPERATURES
+            allowed = climb.stops < self.stops
             return (climb.lam < 1.0) & allowed & ~climb.dead & ~climb.collapsed
 
         end: Climb = jax.lax.while_loop(
@@ -171,33 +185,59 @@ class Temperer:
         return end
 
     def _stop(self, rng_key: PRNGKeyArray, climb: Climb, start: Place, follow: Array) -> Climb:
-        """The next temperature: reweigh, resample, move."""
-        stop, first = climb.stops, climb.stops == 0
+        """The next temperature: reweigh, resample, move. At first, a part of the pool is weighed."""
+        stop, arriving, first = climb.stops, climb.stops < POOL, climb.stops == POOL
         resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stop))
-        gain, _ = drop_nonfinite(climb.walkers.end - climb.walkers.start)
-        found = jnp.where(first, 0.0, next_temperature(gain, climb.lam, self.share))
+        # Whom to choose from: the pool at first, the walkers ever after.
+        everyone = jax.tree.map(self._joined, climb.pool, climb.walkers)
+        gain, _ = drop_nonfinite(everyone.end - everyone.start)
+        pooled = jnp.arange(gain.shape[1]) < POOL * self.size
+        gain = jnp.where(pooled == first, gain, -jnp.inf)
+        share = jnp.where(first, 1 / POOL, self.share)
+        found = jnp.where(arriving, 0.0, next_temperature(gain.reshape(-1), climb.lam, share))
         lam = jnp.where(follow, climb.guide.lam[stop], found)
         # where the weight is zero it stays so, even if rounding makes the step of λ zero
-        weighed = jnp.where(jnp.isneginf(gain), gain, (lam - climb.lam) * gain)
-        log_weights = jnp.where(first, 0.0, weighed)
-        size, (_, log_mean) = ess(log_weights), normalise(log_weights)
-        tuning = self._tuning(climb, log_weights, follow)
-        chosen = self.resample(resample_key, log_weights, self.num).astype(jnp.int32)
-        ancestors = jnp.where(first, jnp.arange(self.num), chosen)
-        walkers = jax.tree.map(lambda leaf: leaf[ancestors], climb.walkers)
+        log_weights = jnp.where(jnp.isneginf(gain), gain, (lam - climb.lam) * gain)
+        sizes = jax.vmap(ess)(log_weights)
+        number = jnp.where(first, POOL * self.size, self.size)
+        log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(number)
+        tuning = self._tuning(climb, everyone, log_weights, follow)
+
+        keys = jax.random.split(resample_key, self.islands)
+        chosen = jax.vmap(lambda key, weights: self.resample(key, weights, self.size))(
+            keys, log_weights
+        )
+        # while the pool is being weighed, the next part of it stands for the walkers
+        part = stop * self.size + jnp.arange(self.size)
+        chosen = jnp.where(arriving, part, chosen).astype(jnp.int32)
+        walkers = jax.tree.map(
+            lambda leaf: jax.vmap(lambda rows, places: rows[places])(leaf, chosen).reshape(
+                self.num, *leaf.shape[2:]
+            ),
+            everyone,
+        )
+        eves = jax.vmap(lambda rows, places: rows[places])(
+            self._joined(
+                jnp.tile(jnp.arange(POOL * self.size, dtype=jnp.int32), self.islands), climb.eves
+            ),
+            chosen,
+        )
         walkers, tuning, seen = self._rejuvenate(
             move_key, walkers, start._replace(lam=lam), tuning, stop, climb.guide, follow
         )
-        eves = climb.eves[ancestors]
-        variance = climb.variance + 1 / jnp.maximum(size, 1e-30) - 1 / self.num
-        # Of N particles whose ancestors are chosen with these variances, so many families are left
-        # if weights are not inherited (Kingman's coalescent).
-        chance = 2 * self.num / (2 + self.num * variance)
+        variance = climb.variance + 1 / jnp.maximum(sizes, 1e-30) - 1 / number
+        variance = jnp.where(arriving, 0.0, variance)
+        # If weights are not inherited, of n particles whose ancestors are chosen with these
+        # variances so many families are left (Kingman's coalescent).
+        chance = 2 * self.size / (2 + self.size * variance)
+        families = jax.vmap(partial(num_families_of, POOL * self.size))(eves)
+        dead = jnp.any(sizes == 0.0) & ~arriving
         return Climb(
             walkers,
+            jax.tree.map(lambda old, new: self._weighed(stop, old, new), climb.pool, walkers),
             lam,
-            eves,
-            climb.log_evidence.add(log_mean),
+            eves.reshape(-1),
+            climb.log_evidence.add(jnp.where(arriving, 0.0, log_means)),
             variance,
             stop + 1,
             seen.correlation,
@@ -207,21 +247,40 @@ class Temperer:
                 jax.tree.map(lambda kept, new: kept.at[stop].set(new), climb.guide.tuning, tuning),
             ),
             Record(
-                climb.record.ess.at[stop].set(size),
+                climb.record.ess.at[stop].set(sizes.sum()),
                 climb.record.trajectory.at[stop].set(seen.acceptance.trajectory),
                 climb.record.changes.at[stop].set(seen.acceptance.changes.mean()),
                 climb.record.correlation.at[stop].set(jnp.max(jnp.abs(seen.correlation))),
             ),
-            (size == 0.0) | (jnp.all(jnp.isneginf(walkers.end))),
-            ~follow & (num_families(eves) < COLLAPSED * chance),
+            dead,
+            ~follow & ~arriving & (families.sum() < COLLAPSED * chance.sum()),
         )
 
-    def _tuning(self, climb: Climb, log_weights: Array, follow: Array) -> Tuning:
+    def _joined(self, pool: Array, walkers: Array) -> Array:
+        """Of each island, the pool and then the walkers."""
+        by_island = [leaf.reshape(self.islands, -1, *leaf.shape[1:]) for leaf in (pool, walkers)]
+        return jnp.concatenate(by_island, 1)
+
+    def _weighed(self, stop: Array, pool: Array, walkers: Array) -> Array:
+        """The pool with one part replaced; at later stops as it was."""
+        pools, parts = (leaf.reshape(self.islands, -1, *leaf.shape[1:]) for leaf in (pool, walkers))
+        new = jax.lax.dynamic_update_slice_in_dim(pools, parts, stop * self.size, 1)
+        return jnp.where(stop < POOL, new, pools).reshape(pool.shape)
+
+    def _tuning(
+        self, climb: Climb, everyone: Walker, log_weights: Array, follow: Array
+    ) -> Tuning:
         """As the guide says; or metrics from the weighted population, the rest as it was."""
         stop = climb.stops
         told = jax.tree.map(lambda kept: kept[stop], climb.guide.tuning)
         last = jax.tree.map(lambda kept: kept[jnp.maximum(stop - 1, 0)], climb.guide.tuning)
-        last = last._replace(metrics=self._metrics(climb.walkers.particle.z, log_weights))
+        rows = everyone.particle.z
+        order = jnp.argsort(-log_weights, 1)[:, : 2 * self.size]  # those of weight zero last
+        rows = jax.vmap(lambda row, places: row[places])(rows, order)
+        weights = jnp.take_along_axis(log_weights, order, 1)
+        last = last._replace(
+            metrics=self._metrics(rows.reshape(-1, rows.shape[-1]), weights.reshape(-1))
+        )
         return jax.tree.map(lambda a, b: jnp.where(follow, a, b), told, last)
 
     def _metrics(self, rows: Float[Array, "particles reals"], log_weights: Array) -> Array:
@@ -234,12 +293,13 @@ class Temperer:
         mean = weights @ jnp.where(alive[:, None], rows, 0.0)
         centred = jnp.where(alive[:, None], rows - mean, 0.0)
         overall = _covariance(centred, weights)
-        some, few = centred[:NEIGHBOURS], weights[:NEIGHBOURS]
+        spread = np.linspace(0, len(rows) - 1, min(NEIGHBOURS, len(rows))).astype(int)
+        some, few = centred[spread], weights[spread]
         scaled = some / jnp.sqrt(_variances(centred, weights))
         squares = jnp.sum(scaled**2, 1)
         distances = squares[:, None] + squares - 2 * scaled @ scaled.T
         # copies of a particle, and those without weight, are nobody's neighbours
-        apart = (distances > 1e-10) & alive[:NEIGHBOURS]
+        apart = (distances > 1e-10) & alive[spread]
         nearest = jnp.argmin(jnp.where(apart, distances, jnp.inf), 1)
         few = jnp.where(jnp.any(apart, 1), few, 0.0)
         local = _covariance(some - some[nearest], few / jnp.maximum(few.sum(), 1e-30))
@@ -256,7 +316,7 @@ class Temperer:
         follow: Array,
     ) -> tuple[Walker, Tuning, "Sweeps"]:
         """Sweeps until the pilots have forgotten where they were; followers make as many."""
-        before, first, last = features(walkers.particle), stop == 0, place.lam >= 1.0
+        before, first, last = features(walkers.particle), stop < POOL, place.lam >= 1.0
         enough = jnp.where(last, LAST_CORRELATION, CORRELATION)
         most = jnp.where(first, 1, jnp.where(last, LAST_SWEEPS, SWEEPS))
         most = jnp.where(follow, guide.sweeps[stop], most)
@@ -315,7 +375,7 @@ class Sweeps(NamedTuple):
 
 
 def next_temperature(
-    gain: Float[Array, " particles"], lam: Float[Array, ""], share: float
+    gain: Float[Array, " particles"], lam: Float[Array, ""], share: Array | float
 ) -> Float[Array, ""]:
     """The largest λ' ≤ 1 at which the wanted share of those with any weight stays effective.
 
@@ -347,6 +407,11 @@ def correlations(
     common = jnp.mean(before == jnp.median(before, 0), 0) > 0.99
     found = jnp.mean(x * y, 0) / jnp.where(scale > 0, scale, 1.0)
     return jnp.where(common | (scale == 0), 0.0, found)
+
+
+def num_families_of(founders: int, eves: Int[Array, " particles"]) -> Int[Array, ""]:
+    """How many founders have descendants."""
+    return jnp.sum(jnp.zeros(founders, bool).at[eves].set(True))
 
 
 def features(particles: Particle) -> Float[Array, "particles coordinates"]:

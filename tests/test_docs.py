@@ -1,0 +1,66 @@
+"""Every block of Python in the README and the documentation runs, with networks that learn little."""
+
+import re
+import warnings
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+import retrodict as rd
+from retrodict.encoders import Embedding
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TINY = rd.MADE((8,), 2, (8,), Embedding((8,), (8,), 8, 1))
+SHORT = rd.Training(max_steps=10, batch_size=32, dataset_size=128, heldout_size=32)
+
+
+def blocks(page, language):
+    return [text for kind, text in BLOCK.findall(page.read_text("utf-8")) if kind == language]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    real = rd.compile
+
+    def quick(rng_key, model, observed, **options):
+        options |= {"estimator": TINY, "training": SHORT, "progress_bar": False}
+        return real(rng_key, model, observed, **options)
+
+    monkeypatch.setattr(rd, "compile", quick)
+    monkeypatch.chdir(tmp_path)
+    names = {"t": [94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5]}
+    names["y"] = [5, 1, 5, 14, 3, 19, 1, 1, 4, 22]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, text in enumerate(blocks(page, "python")):
+            exec(compile(text, f"{page.name}, block {number + 1}", "exec"), names)
+    plt.close("all")
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_all_that_is_public_is_in_the_reference():
+    text = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    assert set(re.findall(r"^::: retrodict\.(\w+)$", text, re.MULTILINE)) == set(rd.__all__)
+
+
+def test_options_of_commands_shown_exist(capsys):
+    from retrodict.cli import main
+
+    shown = "\n".join(text for page in PAGES for text in blocks(page, "sh"))
+    for command in set(re.findall(r"^retrodict (\w+)", shown, re.MULTILINE)):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        known = capsys.readouterr().out
+        lines = re.findall(rf"^retrodict {command} .*$", shown, re.MULTILINE)
+        for option in set(re.findall(r"(?<= )--?[a-z]+", " ".join(lines))):
+            assert option in known, f"retrodict {command} {option}"
