@@ -250,8 +250,7 @@ def test_help_has_examples(capsys):
         status, out, _ = run(capsys, *filter(None, [command]), "--help")
         assert status == 0
         assert f"retrodict {command}" in out and "--help" in out
-        if command != "demo":
-            assert "examples:" in out
+        assert "examples:" in out
     status, out, _ = run(capsys, "--version")
     assert status == 0 and out.startswith("retrodict ")
 
@@ -373,16 +372,56 @@ def test_an_artefact_cannot_have_other_code_run(origin, message, folder, tmp_pat
     assert message in refused(capsys, "infer", path, "data.json")
 
 
+def test_check_reports_and_judges(capsys, monkeypatch):
+    """With a calibration made up here: what is asked of it, and what is made of it."""
+    asked = []
+
+    def calibrate(rng_key, compiled, num_datasets, num_particles):
+        asked.append((num_datasets, num_particles, compiled.graph.observed))
+        rng = np.random.default_rng(0)
+        return types.SimpleNamespace(
+            passed=num_datasets > 50,
+            ranks={"mu": rng.uniform(size=num_datasets)},
+            ess=np.full(num_datasets, 0.6 * num_particles),
+            pareto_k=np.full(num_datasets, 0.1),
+            trust=np.full(num_datasets, "good"),
+            num_particles=num_particles,
+            summary=lambda: "a table",
+        )
+
+    stub = types.SimpleNamespace(calibrate=calibrate)
+    monkeypatch.setitem(sys.modules, "retrodict.calibrate", stub)
+    status, out, err = run(capsys, "check", "normal.rd", "-o", "report.html")
+    assert status == 0
+    assert out.startswith("a table\n") and "These answers can be relied on\n  - " in out
+    assert "reported to report.html" in err
+    assert "These answers can be relied on" in Path("report.html").read_text(encoding="utf-8")
+    few = ("--datasets", "40", "--particles", "100")
+    status, out, _ = run(capsys, "check", "normal.rd", *few, "--json")
+    found = json.loads(out)
+    assert status == 1 and found["passed"] is False
+    assert found["verdict"] == "Do not rely on these answers" and len(found["reasons"]) == 3
+    call = ("compile", "model.py:normal", "--observed", "y", *SMALL, "-o", "again.rd", *few)
+    status, out, err = run(capsys, *call, "--report", "after.html", "--json")
+    found = json.loads(out)
+    assert status == 1 and found["path"] == "again.rd" and found["passed"] is False
+    assert "Do not rely on these answers" in Path("after.html").read_text(encoding="utf-8")
+    assert asked == [(200, 1000, ("y",)), (40, 100, ("y",)), (40, 100, ("y",))]
+
+
 def test_demo(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "retrodict.demos", None)
     assert "has no demonstrations" in refused(capsys, "demo")
     calls = []
-    stub = types.SimpleNamespace(NAMES=("first", "second"), run=lambda *a: calls.append(a))
+    stub = types.SimpleNamespace(
+        NAMES=("first", "second"), run=lambda *a, **k: calls.append((*a, k))
+    )
     monkeypatch.setitem(sys.modules, "retrodict.demos", stub)
     assert "no demonstration 'third'; there are first, second" in refused(capsys, "demo", "third")
     assert run(capsys, "demo", "-o", str(tmp_path / "new" / "out"))[0] == 0
     assert run(capsys, "demo", "second", "-o", str(tmp_path))[0] == 0
-    assert calls == [("first", tmp_path / "new" / "out"), ("second", tmp_path)]
+    quiet = {"progress_bar": False, "minutes": None}
+    assert calls == [("first", tmp_path / "new" / "out", quiet), ("second", tmp_path, quiet)]
     assert (tmp_path / "new" / "out").is_dir()
     (tmp_path / "file").touch()
     assert "is not a folder" in refused(capsys, "demo", "-o", str(tmp_path / "file"))

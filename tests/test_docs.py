@@ -1,4 +1,4 @@
-"""Every block of Python in the README and the documentation runs, with networks that learn little."""
+"""Every block of Python in README and documentation runs, with networks that learn little."""
 
 import re
 import warnings

@@ -77,6 +77,28 @@ def test_conjugate_rates_are_expected_exactly():
     np.testing.assert_allclose(found.prior[0], 2.5 / 0.7, rtol=1e-5)
 
 
+GROUP = np.array([0, 0, 2, 1, 2, 3, 0])
+
+
+def grouped(y=None):
+    with numpyro.plate("groups", 4):
+        a = numpyro.sample("a", dist.Normal(1.0, 2.0))
+    with numpyro.plate("rows", 7):
+        numpyro.sample("y", dist.Normal(a[GROUP], 0.5), obs=y)
+
+
+def test_elements_that_an_index_gives_to_groups_are_pooled():
+    guide = guide_of(grouped, ("y",), "a")
+    y = jnp.arange(7.0)
+    for group in range(4):
+        found = guide.at({"y": y, "a": jnp.zeros(4)}, (jnp.array(group),))
+        mine = np.flatnonzero(group == GROUP)
+        precision = 0.25 + 4 * len(mine)
+        mean = (0.25 + 4 * y[mine].sum()) / precision
+        np.testing.assert_allclose(found.centre[0], mean, rtol=1e-4)
+        np.testing.assert_allclose(found.root[0, 0], precision**-0.5, rtol=1e-4)
+
+
 def local_level(y=None):
     def step(x, y_t):
         x = numpyro.sample("x", dist.Normal(0.9 * x, 0.5))

@@ -21,7 +21,7 @@ MINUTES = {"pumps": 4.0, "regression": 4.0, "fhmm": 10.0}
 
 def compiled(model: Any, observed: tuple[str, ...], minutes: float, **options: Any) -> Any:
     """The compiled model, and how long it took."""
-    steps = options.pop("steps", {})
+    steps = {"max_steps": 1_000_000, **options.pop("steps", {})}
     begun = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,7 +103,7 @@ def fhmm(minutes: float) -> None:
         ("y",),
         minutes,
         estimator=rd.MADE(hidden=fhmm_demo.HIDDEN),
-        steps={"max_steps": 1_000_000, "batch_size": 500},
+        steps={"batch_size": 500},
     )
     rng = np.random.default_rng(5)
     model = exact.FactorialHMM(models.POWER)

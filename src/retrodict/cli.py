@@ -29,35 +29,35 @@ _USERS = (InputError, DataError, UnsupportedModel, WrongModel, DamagedFile, Newe
 _EXAMPLES = {
     "": """
 examples:
-  retrodict graph   model.py:pumps --observed t,y -o pumps.svg
-  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5
-  retrodict infer   pumps.rd data.json -o posterior.nc
-  retrodict check   pumps.rd -o report.html
+  retrodict graph   model.py:rates --observed t,y -o rates.svg
+  retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5
+  retrodict infer   rates.rd data.json -o posterior.nc
+  retrodict check   rates.rd -o report.html
   retrodict demo
 
 exit status: 0 done; 1 the answer is not to be trusted; 2 the input was wrong; 3 retrodict failed
 """,
     "graph": """
 examples:
-  retrodict graph model.py:pumps --observed t,y -o pumps.svg
-  retrodict graph model.py:pumps --observed t,y --inverse faithful -o inverse.png
-  retrodict graph mypackage.models:pumps --observed t,y --kwargs '{"n": 20}' --json
+  retrodict graph model.py:rates --observed t,y -o rates.svg
+  retrodict graph model.py:rates --observed t,y --inverse faithful -o inverse.png
+  retrodict graph mypackage.models:rates --observed t,y --kwargs '{"n": 20}' --json
 """,
     "compile": """
 examples:
-  retrodict compile model.py:pumps --observed t,y -o pumps.rd
-  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5 --report report.html
-  retrodict compile model.py:pumps --observed t,y -o pumps.rd --minutes 5 --resume pumps.rd
+  retrodict compile model.py:rates --observed t,y -o rates.rd
+  retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --report report.html
+  retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --resume rates.rd
 
 Ctrl-C ends the training: what has been learned is saved, and the exit status is 0. A second Ctrl-C
 ends it at once. A compiled model that is there already is replaced when the new one is whole.
 """,
     "infer": """
 examples:
-  retrodict infer pumps.rd data.json
-  retrodict infer pumps.rd data.csv -o posterior.nc --particles 5000
-  retrodict infer pumps.rd data.npz -o summary.csv --model elsewhere/model.py:pumps
-  echo '{"t": [94.3, 15.7], "y": [5, 1]}' | retrodict infer pumps.rd - --kwargs '{"n": 2}' --json
+  retrodict infer rates.rd data.json
+  retrodict infer rates.rd data.csv -o posterior.nc --particles 5000
+  retrodict infer rates.rd data.npz -o summary.csv --model elsewhere/model.py:rates
+  echo '{"t": [94.3, 15.7], "y": [5, 1]}' | retrodict infer rates.rd - --kwargs '{"n": 2}' --json
 
 data:
   .json  an object of site → number or nested lists; a list of such objects is several data sets
@@ -69,12 +69,16 @@ data:
 """,
     "check": """
 examples:
-  retrodict check pumps.rd -o report.html
-  retrodict check pumps.rd --datasets 500 --json
+  retrodict check rates.rd -o report.html
+  retrodict check rates.rd --datasets 500 --json
 
 The exit status is 1 if the answers are not calibrated.
 """,
-    "demo": "",
+    "demo": """
+examples:
+  retrodict demo
+  retrodict demo --minutes 1 -o out
+""",
 }
 
 
@@ -205,6 +209,7 @@ def parser() -> argparse.ArgumentParser:
 
     made = command("demo", "run an example that comes with retrodict")
     made.add_argument("name", nargs="?", help="which; the first if none is named")
+    made.add_argument("--minutes", type=_minutes, help="train no longer than this")
     made.add_argument(
         "-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="(out)"
     )

@@ -177,7 +177,7 @@ def demo(options: Namespace, say: Say) -> Answer:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"the output {folder} is not a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    text = demos.run(name, folder)
+    text = demos.run(name, folder, minutes=options.minutes, progress_bar=options.progress)
     return Answer(str(text or f"see {folder}"), {"demo": name, "folder": str(folder)})
 
 
@@ -253,7 +253,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _calibrated(compiled: Compiled, options: Namespace, path: Path | None, say: Say) -> Answer:
-    from retrodict.calibrate import calibrate
+    from retrodict.calibrate import calibrate  # type: ignore[import-not-found, unused-ignore]
     from retrodict.report import judge, write_report
 
     say(f"inferring {options.datasets} synthetic data sets")

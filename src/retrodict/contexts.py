@@ -37,6 +37,7 @@ from retrodict.views import (
     Values,
     Whole,
     leaves_of,
+    membership,
     nested,
 )
 
@@ -312,11 +313,7 @@ def _grouping(graph: Graph, site: Site, number: int) -> tuple[str, csr_array] | 
     if len(found) != 1:
         return None
     ((plate, link),) = found.items()
-    members = link.indices
-    hit = members >= 0
-    shape = (graph.plates[plate], len(members))
-    ones = np.ones(int(hit.sum()), bool)
-    return plate, csr_array((ones, (members[hit], np.flatnonzero(hit))), shape=shape)
+    return plate, membership(link.indices, graph.plates[plate])
 
 
 def _runs_along(graph: Graph, site: Site, number: int) -> int | None:

@@ -23,7 +23,7 @@ from retrodict.graph import Graph
 from retrodict.guides import MOST_CHANNELS, Expected
 from retrodict.model import Evaluation, Expect, carry_name
 from retrodict.moments import NO_INFORMATION, Moments
-from retrodict.views import Values
+from retrodict.views import Members, Values
 
 
 class Facts(NamedTuple):
@@ -48,11 +48,13 @@ class Child(NamedTuple):
         name: of the site.
         axes: of its array, those that the factor's plates run along.
         scalar: whether it has one density an entry.
+        members: where a constant index says which copy an element belongs to, the elements of each.
     """
 
     name: str
     axes: tuple[int, ...]
     scalar: bool
+    members: Members | None = None
 
 
 class _Pieces(NamedTuple):
@@ -322,13 +324,19 @@ class Guide:
             start = stop
         return found
 
-    def _observed(self, values: Values) -> Float[Array, "*copies observations"]:
-        parts = []
-        for child in self.children:
-            value = jnp.asarray(values[child.name], float)
-            moved = jnp.moveaxis(value, child.axes, range(len(child.axes)))
-            parts.append(moved.reshape(*self.copies, -1))
+    def _observed(self, values: Values, blank: float = 0.0) -> Float[Array, "*copies observations"]:
+        """Entries of the children by copy; `blank` where a copy has fewer than others."""
+        parts = [self._by_copy(child, values[child.name], blank) for child in self.children]
         return jnp.concatenate(parts, -1)
+
+    def _by_copy(self, child: Child, value: Array, blank: float = 0.0) -> Array:
+        moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
+        if child.members is not None:
+            table, there = child.members.table, child.members.mask
+            moved = moved[table]
+            there = there.reshape(*there.shape, *(1 for _ in moved.shape[2:]))
+            moved = jnp.where(there, moved, blank)
+        return moved.reshape(*self.copies, -1)
 
     @property
     def _sizes(self) -> list[int]:
@@ -337,7 +345,8 @@ class Guide:
         for child in self.children:
             site = self.graph.sites[child.name]
             shape = site.shape[1:] if self.scan is not None else site.shape
-            found.append(int(np.prod([n for a, n in enumerate(shape) if a not in child.axes])))
+            rest = int(np.prod([n for a, n in enumerate(shape) if a not in child.axes]))
+            found.append(rest * (1 if child.members is None else child.members.table.shape[1]))
         return found
 
     def _pieces(self, found: Evaluation) -> _Pieces:
@@ -351,18 +360,15 @@ class Guide:
             for mine, other in zip(own, (self.facts.centre, self.facts.variance), strict=True)
         ]
         of_children = [
-            self._observed({c.name: found.moments[c.name][part] for c in self.children})
-            for part in range(2)
+            self._observed({c.name: found.moments[c.name][part] for c in self.children}, blank)
+            for part, blank in enumerate((0.0, NO_INFORMATION))
         ]
-        densities = []
-        for child, size in zip(self.children, self._sizes, strict=True):
-            if child.scalar:
-                moved = jnp.moveaxis(
-                    found.log_density[child.name], child.axes, range(len(child.axes))
-                )
-                densities.append(moved.reshape(*self.copies, -1))
-            else:
-                densities.append(jnp.zeros((*self.copies, size)))
+        densities = [
+            self._by_copy(child, found.log_density[child.name])
+            if child.scalar
+            else jnp.zeros((*self.copies, size))
+            for child, size in zip(self.children, self._sizes, strict=True)
+        ]
         return _Pieces(Moments(*own), Moments(*of_children), jnp.concatenate(densities, -1))
 
     def _inside(self, mean: Array, x: Array) -> Array:

@@ -6,7 +6,7 @@ draws from the prior tell which moments exist, what stands in for those that do 
 coordinates move the observations most.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,13 @@ from retrodict.coordinates import Latent, blocks, table
 from retrodict.expectations import Child, Facts, Guide
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
-from retrodict.relations import Link, Window
+from retrodict.relations import Link, Table, Window
+from retrodict.views import Group, Members, membership
 
 # Latents times observations: beyond this, the picture costs more than it tells.
 LARGEST = 2**16
 MOST_COORDINATES = 128
-REFERENCES = 256
+REFERENCES = 128
 
 
 def find_guide(
@@ -86,10 +87,36 @@ def _children(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, ..
         rest = [edge for parent, edge in parents.items() if parent not in factor.latents]
         if not (_known(graph, factor, site) and all(_given(graph, factor, e, scan) for e in rest)):
             continue
+        scalar = site.event_shape == ()
         axes = _aligned(graph, factor, site, mine, scan)
         if axes is not None:
-            found.append(Child(name, axes, site.event_shape == ()))
+            found.append(Child(name, axes, scalar))
+        elif (members := _members(graph, factor, site, mine)) is not None:
+            found.append(Child(name, members[0], scalar, members[1]))
     return tuple(found)
+
+
+def _members(
+    graph: Graph, factor: Factor, site: Site, edges: list[Edge]
+) -> tuple[tuple[int], Members] | None:
+    """The axis of a child's array whose elements a constant index gives to copies, and to which."""
+    if len(factor.plates) != 1 or factor.time or site.time:
+        return None
+    (plate,) = factor.plates
+    tables = {
+        link
+        for edge in edges
+        for relation in edge.relations
+        for name, link in zip(graph.sites[edge.parent].plates, relation.links, strict=True)
+        if name == plate
+    }
+    if len(tables) != 1:
+        return None
+    (table,) = tables
+    if not isinstance(table, Table):
+        return None
+    matrix = membership(table.indices, graph.plates[plate])
+    return (site.axes[table.along],), Members(Group(plate), 0, matrix)
 
 
 def _known(graph: Graph, factor: Factor, site: Site) -> bool:
@@ -149,7 +176,8 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...]) -> Guide | None:
         return {**found.values, **found.carries}, moments
 
     # The key is fixed: the same model must give the same guide.
-    draws, moments = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), REFERENCES))
+    keys = jax.random.split(jax.random.key(0), REFERENCES)
+    draws, moments = run_once(jax.vmap(draw), keys)
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     sizes = replace(guide, children=children).observations * len(guide.facts.order)
     if not children or sizes > LARGEST:
@@ -218,11 +246,17 @@ def _information(guide: Guide, draws: Mapping[str, Array]) -> np.ndarray:
         # Facts have the latents' own order until this tells another.
         return gain * found.variance
 
-    gains = np.asarray(jax.jit(jax.vmap(told))(draws), float)
+    gains = np.asarray(run_once(jax.vmap(told), draws), float)
     with np.errstate(invalid="ignore"):
         gains = np.where(np.isfinite(gains), gains, np.nan)
     seen = ~np.all(np.isnan(gains), 0)
     return np.where(seen, np.nanmedian(np.where(seen, gains, 0.0), 0), 0.0)
+
+
+def run_once(fn: Callable[[Any], Any], argument: Any) -> Any:
+    """Compile a function with next to no optimisation, which takes less time than it saves."""
+    options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+    return jax.jit(fn).lower(argument).compile(compiler_options=options)(argument)
 
 
 def _order(latents: tuple[Latent, ...], told: np.ndarray) -> tuple[int, ...]:

@@ -1,13 +1,8 @@
 """A particle in; a particle near it that is distributed alike out: MCMC moves at one temperature.
 
-All moves leave the tempered density as it is, whatever the networks say; how far they get depends
-on them.
+All moves leave p(x) p(y | x)^λ as it is, whatever the networks say.
 
-- Continuous latents: Hamiltonian Monte Carlo from BlackJAX on the unconstrained row. A network's
-  slope costs far more than most models', and by the time that moves matter q is the smoother of
-  the two: so the slope of (1−λ) log q is felt only at both ends of a trajectory, that of λ log γ
-  at every step in between (Tuckerman, Berne & Martyna 1992, with q as the slow force). Steps are
-  shears whatever the force, so volume is kept and the last word has the Metropolis test.
+- Continuous latents: Hamiltonian Monte Carlo from BlackJAX on the unconstrained row.
 - Discrete latents: some copies of a factor are drawn anew by its own network given all else
   (Metropolis within the factors), and some coordinates are changed at random, which still works
   where the network has no idea. Both are judged by the whole density, so no independence between
@@ -23,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from blackjax.mcmc import hmc
-from blackjax.mcmc.integrators import IntegratorState
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from retrodict.coordinates import Block, blocks
 from retrodict.factors import Factor
 from retrodict.proposal import Networks
-from retrodict.targets import Particle, Target
+from retrodict.targets import Densities, Particle, Target
 from retrodict.views import Values
 
 # In units of the population's own standard deviations, a quarter turn takes π/2.
@@ -43,33 +37,18 @@ GOOD_ACCEPTANCE, GOOD_CHANGES = 0.75, 0.35
 
 
 class Place(NamedTuple):
-    """The temperature that a move is made at.
-
-    Attributes:
-        networks, data: what densities are given.
-        learned: whether the path starts from q; else from the prior.
-        lam: λ.
-    """
+    """Where a move is made: what densities are given, and λ."""
 
     networks: Networks
     data: Values
-    learned: Bool[Array, ""]
     lam: Float[Array, ""]
 
 
 class Walker(NamedTuple):
-    """A particle with what the next move would compute again.
-
-    Attributes:
-        particle: where it is.
-        start, end: log density of the start of the path and of its end.
-        slope: of log q on the row, if the path starts from q; else zero.
-    """
+    """A particle with its densities."""
 
     particle: Particle
-    start: Float[Array, ""]
-    end: Float[Array, ""]
-    slope: Float[Array, " reals"]
+    densities: Densities
 
 
 class Tuning(NamedTuple):
@@ -116,7 +95,7 @@ class Moves:
     def sweep(
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
     ) -> tuple[Walker, Acceptance]:
-        """One move of every kind. With steps and changes of zero it only weighs the particle."""
+        """One move of every kind."""
         row_key, change_key = jax.random.split(rng_key)
         trajectory = jnp.ones(())
         if self.target.continuous:
@@ -132,28 +111,7 @@ class Moves:
         return walker, Acceptance(trajectory, changes)
 
     def _weigh(self, particle: Particle, place: Place) -> Walker:
-        """A particle with its densities. At the end of the path q no longer counts."""
-        found = self.target.densities(place.data, particle)
-
-        def log_q(z: Array) -> Array:
-            return self.target.log_q(place.networks, place.data, particle._replace(z=z))
-
-        def with_slope(z: Array) -> tuple[Array, Array]:
-            if not self.target.continuous:
-                return log_q(z), z
-
-            def level(z: Array) -> Array:
-                return log_q(z) + self.target.join(particle._replace(z=z))[1]
-
-            value, slope = jax.value_and_grad(level)(z)
-            return value - found.volume, slope
-
-        needed = place.learned & (place.lam < 1.0)
-        q, slope = jax.lax.cond(
-            needed, with_slope, lambda z: (jnp.zeros(()), jnp.zeros_like(z)), particle.z
-        )
-        start = jnp.where(place.learned, q, found.latent) + found.volume
-        return Walker(particle, start, found.latent + found.observed + found.volume, slope)
+        return Walker(particle, self.target.densities(place.data, particle))
 
     def _trajectory(
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
@@ -161,24 +119,18 @@ class Moves:
         """One transition of Hamiltonian Monte Carlo."""
         step_key, move_key = jax.random.split(rng_key)
         # steps of many lengths, for no coordinate to come back to where it was
-        mean_step = tuning.steps[metric]
-        step = mean_step * jax.random.uniform(step_key, minval=0.7, maxval=1.3)
-        turn = jnp.clip(jnp.round(TRAJECTORY / jnp.maximum(mean_step, 1e-6)), 1, MOST_STEPS)
-        number = jnp.where(metric == 0, turn, LOCAL_STEPS) * (mean_step > 0)
+        step = tuning.steps[metric] * jax.random.uniform(step_key, minval=0.7, maxval=1.3)
+        turn = jnp.clip(jnp.round(TRAJECTORY / tuning.steps[metric]), 1, MOST_STEPS)
+        number = jnp.where(metric == 0, turn, LOCAL_STEPS).astype(int)
 
-        def fast(z: Array) -> Array:
-            found = self.target.densities(place.data, walker.particle._replace(z=z))
-            prior = jnp.where(place.learned, place.lam, 1.0)
-            return prior * (found.latent + found.volume) + place.lam * found.observed
+        def log_density(z: Array) -> Array:
+            return level(self._weigh(walker.particle._replace(z=z), place).densities, place)
 
-        def weigh(z: Array) -> Walker:
-            return self._weigh(walker.particle._replace(z=z), place)
-
-        kernel = hmc.build_kernel(partial(nested_leapfrog, fast, number.astype(int), weigh, place))
-        # BlackJAX hands on what it takes for a slope: here all that is known of the particle.
-        state = hmc.HMCState(walker.particle.z, level(walker, place), walker)
-        moved, info = kernel(move_key, state, fast, step, tuning.metrics[metric], 1)
-        return moved.logdensity_grad, info.acceptance_rate
+        state = hmc.init(walker.particle.z, log_density)
+        moved, info = hmc.build_kernel()(
+            move_key, state, log_density, step, tuning.metrics[metric], number
+        )
+        return self._weigh(walker.particle._replace(z=moved.position), place), info.acceptance_rate
 
     def _copies(self, factor: Factor) -> tuple[int, ...]:
         return self.target.proposal.assemblies[factor.latents].copies
@@ -243,17 +195,17 @@ class Moves:
         return _test(test_key, walker, there, jnp.where(inside, 0.0, -jnp.inf), place)
 
 
-def level(walker: Walker, place: Place) -> Float[Array, ""]:
-    """(1−λ) log start + λ log γ; where either is impossible, −inf."""
-    mixed = (1.0 - place.lam) * walker.start + place.lam * walker.end
-    return jnp.where(jnp.isnan(mixed) | jnp.isneginf(walker.end), -jnp.inf, mixed)
+def level(densities: Densities, place: Place) -> Float[Array, ""]:
+    """log p(x) + λ log p(y | x); −inf where either is impossible."""
+    mixed = densities.prior + place.lam * densities.likelihood
+    return jnp.where(jnp.isneginf(densities.likelihood) | jnp.isnan(mixed), -jnp.inf, mixed)
 
 
 def _test(
     rng_key: PRNGKeyArray, here: Walker, there: Walker, gain: Array, place: Place
 ) -> tuple[Walker, Float[Array, ""]]:
     """Metropolis and Hastings; `gain` is log of the chance to propose back over there."""
-    log_ratio = gain + level(there, place) - level(here, place)
+    log_ratio = gain + level(there.densities, place) - level(here.densities, place)
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     chance = jnp.exp(jnp.minimum(log_ratio, 0.0))
     accept = jax.random.uniform(rng_key) < chance
@@ -270,43 +222,8 @@ def adapted(moves: Moves, tuning: Tuning, metric: Int[Array, ""], accepted: Acce
     )
 
 
-def nested_leapfrog(
-    fast: Callable[[Array], Array],
-    number: Int[Array, ""],
-    weigh: Callable[[Array], Walker],
-    place: Place,
-    _: Callable[[Array], Array],
-    kinetic_energy_fn: Callable[[Array], Array],
-) -> Callable[[IntegratorState, Array], IntegratorState]:
-    """A BlackJAX integrator: `number` leapfrog steps by the fast part, between kicks by the slow.
-
-    Kicks are as long as all the steps together.
-    """
-    pull, velocity = jax.grad(fast), jax.grad(kinetic_energy_fn)
-
-    def one_step(state: IntegratorState, step_size: Array) -> IntegratorState:
-        position, momentum, _, walker = state
-        kick = 0.5 * number * step_size * (1.0 - place.lam)
-        momentum = momentum + kick * walker.slope
-
-        def leap(count: Array, moving: tuple[Array, Array]) -> tuple[Array, Array]:
-            position, momentum = moving
-            end = (count == 0) | (count == number)
-            momentum = momentum + jnp.where(end, 0.5, 1.0) * step_size * pull(position)
-            forward = jnp.where(count == number, 0.0, step_size)
-            return position + forward * velocity(momentum), momentum
-
-        steps = jnp.where(number > 0, number + 1, 0)
-        position, momentum = jax.lax.fori_loop(0, steps, leap, (position, momentum))
-        walker = weigh(position)
-        momentum = momentum + kick * walker.slope
-        return IntegratorState(position, momentum, level(walker, place), walker)
-
-    return one_step
-
-
 def _choose(rng_key: PRNGKeyArray, total: int, number: Array) -> Array:
-    """About `number` of `total` places, at random; none for 0."""
+    """About `number` of `total` places, at random."""
     place_key, round_key = jax.random.split(rng_key)
     wanted = jnp.floor(number + jax.random.uniform(round_key))
     order = jnp.argsort(jax.random.uniform(place_key, (total,)))

@@ -1,14 +1,11 @@
-"""A proposal and a data set in; where a particle stands between a start and the posterior, out.
+"""A proposal and a data set in; particles as coordinates that moves can change, and back, out.
 
-Moves need a particle as coordinates they can change: the continuous latents as one row of real
-numbers z, by the bijections that the networks use, and the discrete latents as they are. Densities
-are of these coordinates, with the Jacobian of the bijections.
+The continuous latents of a particle are one row of real numbers z, by the bijections that the
+networks use; the discrete latents stay as they are. Densities are of these coordinates, with the
+Jacobian of the bijections.
 
-A path of tempering leads from a start that can be drawn from to γ, the model's density of latents
-and data. There are two starts: q, the networks' draws, and the prior.
-
-Latents that nothing observed depends on are drawn from the model's own conditional: they cancel
-between start and end, so they are left out here and drawn when all else is known.
+Latents that nothing observed depends on are drawn from the model's own conditional. They do not
+take part here, and are drawn when all else is known.
 """
 
 from dataclasses import dataclass
@@ -38,11 +35,10 @@ class Particle(NamedTuple):
 
 
 class Densities(NamedTuple):
-    """Logarithms at one particle: of the model's latents, of its data, and |dx/dz|."""
+    """Logarithms at one particle: of its coordinates under the prior, and of the data given it."""
 
-    latent: Float[Array, ""]
-    observed: Float[Array, ""]
-    volume: Float[Array, ""]
+    prior: Float[Array, ""]
+    likelihood: Float[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -136,16 +132,15 @@ class Target:
             if name not in self.own:
                 observed = self.graph.sites[name].observed
                 sums[observed] = sums[observed] + density.sum()
-        return Densities(
-            jnp.where(reached, _sound(sums[False]), -jnp.inf), _sound(sums[True]), volume
-        )
+        prior = jnp.where(reached, _sound(sums[False] + volume), -jnp.inf)
+        return Densities(prior, _sound(sums[True]))
 
     def log_q(self, networks: Networks, data: Values, particle: Particle) -> Float[Array, ""]:
-        """The networks' density of the latents as the model has them."""
-        values, _, _ = self.join(particle)
+        """The networks' density of the coordinates."""
+        values, volume, _ = self.join(particle)
         known = self.known(data, values)
         copies = (self.copies(networks, factor, known) for factor in self.factors)
-        return _sound(sum((log_q.sum() for log_q in copies), jnp.zeros(())))
+        return _sound(sum((log_q.sum() for log_q in copies), volume))
 
     def known(self, data: Values, values: Values) -> dict[str, Array]:
         """What the contexts of networks are made of."""

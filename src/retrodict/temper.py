@@ -1,10 +1,15 @@
-"""Networks and a data set in; a population brought to the posterior by tempering out.
+"""Draws from networks and prior in; a population brought to the posterior by tempering out.
 
-The path is b^{1−λ} γ^λ with λ from 0 to 1 (Neal 2001; Del Moral, Doucet & Jasra 2006): reweigh by
-(γ / b)^{λ' − λ}, resample, and move every particle by MCMC (`retrodict.moves`). λ' is as far as
-leaves the wanted share of particles effective, so a posterior that is ten thousand times narrower
-than b takes more temperatures, not more particles. Draws from b are cheap beside moves: the first
-choice is among several times as many.
+The path is p(x) p(y | x)^λ with λ from 0 to 1: reweigh, resample, and move every particle by MCMC
+(Neal 2001; Del Moral, Doucet & Jasra 2006). The next λ is as far as leaves the wanted share of
+particles effective, so a posterior that is ten thousand times narrower than the prior takes more
+temperatures, not more particles.
+
+The start is what there is: a pool of draws, half from the networks and half from the prior,
+weighted together as one mixture (½ q + ½ p) with respect to the path. If q is nearly right, the
+first λ is nearly 1; if it is wrong, its draws have no weight and the prior's take over. The path
+q^{1−λ} γ^λ would be shorter at times, but a q that is narrow and in the wrong place stays a spike
+on it at every λ < 1, and one whose tails are too thin stays without them.
 
 Pilots choose temperatures and steps of the moves; followers repeat what they are told. So the
 followers' product of mean weights is unbiased for the evidence, which adapting to one's own weights
@@ -13,14 +18,13 @@ tells the error of the answer, whatever its cause.
 
 A model with time is treated alike: its whole trajectory is the particle. Gradients run through the
 scan, so that one move changes all steps, at a cost linear in their number; discrete states are
-drawn anew by the networks of their steps. Conditional SMC would need a filter for every particle,
-and a q that is drawn forward in time; resample-move on the parameters alone would leave the states
-what a poor proposal made them. What mixes badly by these moves shows in the verdict.
+drawn anew by the networks of their steps. Conditional SMC would need a filter for every particle;
+resample-move on the parameters alone would leave the states what a poor proposal made them. What
+mixes badly by these moves shows in the verdict.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,22 +33,30 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict.moves import Acceptance, Moves, Place, Tuning, Walker, adapted
+from retrodict.proposal import Networks
 from retrodict.resampling import Resampler
 from retrodict.targets import Particle
-from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
+from retrodict.views import Values
+from retrodict.weights import LogEvidence, drop_nonfinite, ess
 
 MOST_TEMPERATURES = 300
-# Draws from the start, for each particle.
+# Draws at the start for each particle; they are cheap beside moves.
 POOL = 8
 # Sweeps at one temperature, and at the last: until no coordinate is more correlated with where it
 # was than this, at most so many.
-CORRELATION, SWEEPS = 0.4, 8
+import os
+CORRELATION, SWEEPS = float(os.environ.get('CORR','.4')), int(os.environ.get('SW','8'))
 LAST_CORRELATION, LAST_SWEEPS = 0.15, 30
 # Up to this many reals, correlations between them are learned.
 LARGEST_DENSE = 100
 NEIGHBOURS = 256
-# A path is given up when so much fewer first draws have descendants than chance would leave.
-COLLAPSED = 0.15
+
+
+class Pool(NamedTuple):
+    """Draws to start from, islands one after the other, and their log density as a mixture."""
+
+    walkers: Walker
+    log_start: Float[Array, " draws"]
 
 
 class Guide(NamedTuple):
@@ -69,20 +81,17 @@ class Climb(NamedTuple):
 
     Attributes:
         walkers: the particles, with their densities; islands one after the other.
-        pool: the draws from the start, likewise.
-        lam: the temperature the walkers are at.
-        eves: which draw of its island's pool each walker descends from.
+        lam: the temperature they are at.
+        eves: which draw of its island's pool each descends from.
         log_evidence: so far, of each island.
         variance: of each, the sum of the relative variances of the mean weights.
-        stops: how many there were; at the first ones parts of the pool are weighed.
+        stops: how many there were.
         correlation: of each coordinate with itself before the last moves.
         guide, record: of all stops.
         dead: whether an island has no particle left with any weight.
-        collapsed: whether hardly any draw of the pool has descendants left.
     """
 
     walkers: Walker
-    pool: Walker
     lam: Float[Array, ""]
     eves: Int[Array, " particles"]
     log_evidence: LogEvidence
@@ -92,7 +101,6 @@ class Climb(NamedTuple):
     guide: Guide
     record: Record
     dead: Bool[Array, ""]
-    collapsed: Bool[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class Temperer:
         size: particles of each.
         resample: how to choose ancestors.
         share: of particles that stay effective from one temperature to the next.
-        together: particles that are moved at a time.
+        together: particles that are worked on at a time.
     """
 
     moves: Moves
@@ -120,125 +128,96 @@ class Temperer:
         """Of particles on all islands."""
         return self.islands * self.size
 
-    @property
-    def stops(self) -> int:
-        """The most that there can be."""
-        return POOL + MOST_TEMPERATURES
+    def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Pool:
+        """Every other draw from the networks, the others from the prior."""
+        target = self.moves.target
+        keys = jax.random.split(rng_key, (POOL // 2 * self.num, 2))
+
+        def weigh(particle: Particle) -> tuple[Walker, Array]:
+            walker = Walker(particle, target.densities(data, particle))
+            log_q = target.log_q(networks, data, particle)
+            return walker, jnp.logaddexp(log_q, walker.densities.prior) - np.log(2.0)
+
+        def both(keys: PRNGKeyArray) -> Any:
+            drawn = target.draw(networks, keys[0], data), target.draw_prior(keys[1], data)
+            return jax.vmap(weigh)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn))
+
+        pool = self._each(both, keys)
+        return Pool(*jax.tree.map(lambda leaf: _merged(leaf), pool))
 
     def blank(self) -> Guide:
         """A guide for pilots, to be filled in."""
-        reals = self.moves.target.num_reals
+        reals, stops = self.moves.target.num_reals, MOST_TEMPERATURES
         shape = (2, reals, reals) if 0 < reals <= LARGEST_DENSE else (2, reals)
         tuning = Tuning(
-            jnp.zeros((self.stops, *shape)),
-            jnp.full((self.stops, 2), 0.3),
-            jnp.ones((self.stops, len(self.moves.limits))),
+            jnp.zeros((stops, *shape)),
+            jnp.full((stops, 2), 0.3),
+            jnp.ones((stops, len(self.moves.limits))),
         )
-        return Guide(jnp.full(self.stops, jnp.nan), jnp.zeros(self.stops, jnp.int32), tuning)
+        return Guide(jnp.full(stops, jnp.nan), jnp.zeros(stops, jnp.int32), tuning)
 
     def climb(
         self,
+        networks: Networks,
         rng_key: PRNGKeyArray,
-        pool: Particle,
-        start: Place,
+        data: Values,
+        pool: Pool,
         guide: Guide,
         follow: Bool[Array, ""],
     ) -> Climb:
-        """From the start to the posterior.
-
-        Args:
-            rng_key: of this population.
-            pool: draws from the start, `POOL` times as many as particles.
-            start: the path's, with λ = 0.
-            guide: the pilots', to follow; or blank.
-            follow: which of the two.
-        """
-        blank = jnp.full(self.stops, jnp.nan)
-        many = POOL * self.num
-        # not weighed yet: with no densities, the first sweep accepts where a particle stands
-        nowhere = Walker(
-            pool, jnp.zeros(many), jnp.full(many, -jnp.inf), jnp.zeros_like(pool.z)
-        )
-        zero = jnp.zeros(self.islands)
+        """From the pool to the posterior; as the guide says, or finding the way."""
+        blank, zero = jnp.full(MOST_TEMPERATURES, jnp.nan), jnp.zeros(self.islands)
         begun = Climb(
-            jax.tree.map(lambda leaf: leaf[: self.num], nowhere),
-            nowhere,
+            jax.tree.map(lambda leaf: leaf[: self.num], pool.walkers),
             jnp.zeros(()),
             jnp.zeros(self.num, jnp.int32),
             LogEvidence(zero, zero),
             zero,
             jnp.zeros((), jnp.int32),
-            jnp.ones(features(pool).shape[1]),
+            jnp.ones(features(pool.walkers.particle).shape[1]),
             guide,
             Record(blank, blank, blank, blank),
             jnp.zeros((), bool),
-            jnp.zeros((), bool),
         )
+        place = Place(networks, data, jnp.zeros(()))
 
         def going(climb: Climb) -> Array:
-            allowed = climb.stops < self.stops
-            return (climb.lam < 1.0) & allowed & ~climb.dead & ~climb.collapsed
+            return (climb.lam < 1.0) & (climb.stops < MOST_TEMPERATURES) & ~climb.dead
 
         end: Climb = jax.lax.while_loop(
-            going, lambda climb: self._stop(rng_key, climb, start, follow), begun
+            going, lambda climb: self._stop(rng_key, climb, pool, place, follow), begun
         )
         return end
 
-    def _stop(self, rng_key: PRNGKeyArray, climb: Climb, start: Place, follow: Array) -> Climb:
-        """The next temperature: reweigh, resample, move. At first, a part of the pool is weighed."""
-        stop, arriving, first = climb.stops, climb.stops < POOL, climb.stops == POOL
+    def _stop(
+        self, rng_key: PRNGKeyArray, climb: Climb, pool: Pool, place: Place, follow: Array
+    ) -> Climb:
+        """The next temperature: reweigh, resample, move."""
+        stop, first = climb.stops, climb.stops == 0
         resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stop))
-        # Whom to choose from: the pool at first, the walkers ever after.
-        everyone = jax.tree.map(self._joined, climb.pool, climb.walkers)
-        gain, _ = drop_nonfinite(everyone.end - everyone.start)
-        pooled = jnp.arange(gain.shape[1]) < POOL * self.size
-        gain = jnp.where(pooled == first, gain, -jnp.inf)
-        share = jnp.where(first, 1 / POOL, self.share)
-        found = jnp.where(arriving, 0.0, next_temperature(gain.reshape(-1), climb.lam, share))
+        candidates = Candidates.of(self, pool, climb)
+        share = jnp.where(first, self.share / POOL, self.share)
+        found = next_temperature(candidates, climb.lam, share, first)
         lam = jnp.where(follow, climb.guide.lam[stop], found)
-        # where the weight is zero it stays so, even if rounding makes the step of λ zero
-        log_weights = jnp.where(jnp.isneginf(gain), gain, (lam - climb.lam) * gain)
+        log_weights = candidates.log_weights(lam)
         sizes = jax.vmap(ess)(log_weights)
         number = jnp.where(first, POOL * self.size, self.size)
         log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(number)
-        tuning = self._tuning(climb, everyone, log_weights, follow)
-
+        tuning = self._tuning(climb, candidates, log_weights, follow)
         keys = jax.random.split(resample_key, self.islands)
         chosen = jax.vmap(lambda key, weights: self.resample(key, weights, self.size))(
             keys, log_weights
         )
-        # while the pool is being weighed, the next part of it stands for the walkers
-        part = stop * self.size + jnp.arange(self.size)
-        chosen = jnp.where(arriving, part, chosen).astype(jnp.int32)
-        walkers = jax.tree.map(
-            lambda leaf: jax.vmap(lambda rows, places: rows[places])(leaf, chosen).reshape(
-                self.num, *leaf.shape[2:]
-            ),
-            everyone,
-        )
-        eves = jax.vmap(lambda rows, places: rows[places])(
-            self._joined(
-                jnp.tile(jnp.arange(POOL * self.size, dtype=jnp.int32), self.islands), climb.eves
-            ),
-            chosen,
-        )
+        walkers, eves = candidates.take(chosen)
         walkers, tuning, seen = self._rejuvenate(
-            move_key, walkers, start._replace(lam=lam), tuning, stop, climb.guide, follow
+            move_key, walkers, place._replace(lam=lam), tuning, stop, climb.guide, follow
         )
-        variance = climb.variance + 1 / jnp.maximum(sizes, 1e-30) - 1 / number
-        variance = jnp.where(arriving, 0.0, variance)
-        # If weights are not inherited, of n particles whose ancestors are chosen with these
-        # variances so many families are left (Kingman's coalescent).
-        chance = 2 * self.size / (2 + self.size * variance)
-        families = jax.vmap(partial(num_families_of, POOL * self.size))(eves)
-        dead = jnp.any(sizes == 0.0) & ~arriving
         return Climb(
             walkers,
-            jax.tree.map(lambda old, new: self._weighed(stop, old, new), climb.pool, walkers),
             lam,
-            eves.reshape(-1),
-            climb.log_evidence.add(jnp.where(arriving, 0.0, log_means)),
-            variance,
+            eves,
+            climb.log_evidence.add(log_means),
+            climb.variance + 1 / jnp.maximum(sizes, 1e-30) - 1 / number,
             stop + 1,
             seen.correlation,
             Guide(
@@ -252,58 +231,21 @@ class Temperer:
                 climb.record.changes.at[stop].set(seen.acceptance.changes.mean()),
                 climb.record.correlation.at[stop].set(jnp.max(jnp.abs(seen.correlation))),
             ),
-            dead,
-            ~follow & ~arriving & (families.sum() < COLLAPSED * chance.sum()),
+            jnp.any(sizes == 0.0),
         )
 
-    def _joined(self, pool: Array, walkers: Array) -> Array:
-        """Of each island, the pool and then the walkers."""
-        by_island = [leaf.reshape(self.islands, -1, *leaf.shape[1:]) for leaf in (pool, walkers)]
-        return jnp.concatenate(by_island, 1)
-
-    def _weighed(self, stop: Array, pool: Array, walkers: Array) -> Array:
-        """The pool with one part replaced; at later stops as it was."""
-        pools, parts = (leaf.reshape(self.islands, -1, *leaf.shape[1:]) for leaf in (pool, walkers))
-        new = jax.lax.dynamic_update_slice_in_dim(pools, parts, stop * self.size, 1)
-        return jnp.where(stop < POOL, new, pools).reshape(pool.shape)
-
     def _tuning(
-        self, climb: Climb, everyone: Walker, log_weights: Array, follow: Array
+        self, climb: Climb, candidates: "Candidates", log_weights: Array, follow: Array
     ) -> Tuning:
         """As the guide says; or metrics from the weighted population, the rest as it was."""
         stop = climb.stops
         told = jax.tree.map(lambda kept: kept[stop], climb.guide.tuning)
         last = jax.tree.map(lambda kept: kept[jnp.maximum(stop - 1, 0)], climb.guide.tuning)
-        rows = everyone.particle.z
-        order = jnp.argsort(-log_weights, 1)[:, : 2 * self.size]  # those of weight zero last
-        rows = jax.vmap(lambda row, places: row[places])(rows, order)
-        weights = jnp.take_along_axis(log_weights, order, 1)
-        last = last._replace(
-            metrics=self._metrics(rows.reshape(-1, rows.shape[-1]), weights.reshape(-1))
-        )
+        heaviest = jnp.argsort(-log_weights, 1)[:, : 2 * self.size]
+        rows = _rows(candidates.walkers.particle.z, heaviest)
+        weights = jnp.take_along_axis(log_weights, heaviest, 1).reshape(-1)
+        last = last._replace(metrics=_metrics(rows, jax.nn.softmax(weights)))
         return jax.tree.map(lambda a, b: jnp.where(follow, a, b), told, last)
-
-    def _metrics(self, rows: Float[Array, "particles reals"], log_weights: Array) -> Array:
-        """Covariances of the weighted rows: of all, and of neighbours.
-
-        Where there are modes far apart, neighbours still tell the shape of each.
-        """
-        weights = jnp.exp(normalise(log_weights)[0])
-        alive = weights > 0
-        mean = weights @ jnp.where(alive[:, None], rows, 0.0)
-        centred = jnp.where(alive[:, None], rows - mean, 0.0)
-        overall = _covariance(centred, weights)
-        spread = np.linspace(0, len(rows) - 1, min(NEIGHBOURS, len(rows))).astype(int)
-        some, few = centred[spread], weights[spread]
-        scaled = some / jnp.sqrt(_variances(centred, weights))
-        squares = jnp.sum(scaled**2, 1)
-        distances = squares[:, None] + squares - 2 * scaled @ scaled.T
-        # copies of a particle, and those without weight, are nobody's neighbours
-        apart = (distances > 1e-10) & alive[spread]
-        nearest = jnp.argmin(jnp.where(apart, distances, jnp.inf), 1)
-        few = jnp.where(jnp.any(apart, 1), few, 0.0)
-        local = _covariance(some - some[nearest], few / jnp.maximum(few.sum(), 1e-30))
-        return jnp.stack([overall, local])
 
     def _rejuvenate(
         self,
@@ -316,26 +258,23 @@ class Temperer:
         follow: Array,
     ) -> tuple[Walker, Tuning, "Sweeps"]:
         """Sweeps until the pilots have forgotten where they were; followers make as many."""
-        before, first, last = features(walkers.particle), stop < POOL, place.lam >= 1.0
+        before, last = features(walkers.particle), place.lam >= 1.0
         enough = jnp.where(last, LAST_CORRELATION, CORRELATION)
-        most = jnp.where(first, 1, jnp.where(last, LAST_SWEEPS, SWEEPS))
+        most = jnp.where(last, LAST_SWEEPS, SWEEPS)
         most = jnp.where(follow, guide.sweeps[stop], most)
-        still = jnp.where(first, 0.0, 1.0)
 
         def sweep(state: tuple[Walker, Tuning, Sweeps]) -> tuple[Walker, Tuning, Sweeps]:
             walkers, tuning, seen = state
             keys = jax.random.split(jax.random.fold_in(rng_key, seen.count), self.num)
             metric = (stop + seen.count) % 2
-            used = tuning._replace(steps=still * tuning.steps, changes=still * tuning.changes)
             walkers, accepted = self._each(
-                lambda key, walker: self.moves.sweep(key, walker, place, used, metric),
+                lambda key, walker: self.moves.sweep(key, walker, place, tuning, metric),
                 keys,
                 walkers,
             )
             mean = jax.tree.map(lambda chance: chance.mean(0), accepted)
             learned = adapted(self.moves, tuning, metric, mean)
-            kept = follow | first
-            tuning = jax.tree.map(lambda a, b: jnp.where(kept, a, b), tuning, learned)
+            tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), tuning, learned)
             count = seen.count + 1
             seen = Sweeps(
                 count,
@@ -351,7 +290,7 @@ class Temperer:
         )
 
         def going(state: tuple[Walker, Tuning, Sweeps]) -> Array:
-            unlike = jnp.max(jnp.abs(state[2].correlation), initial=0.0) <= enough
+            unlike = jnp.max(jnp.abs(state[2].correlation)) <= enough
             return (state[2].count < most) & (follow | ~unlike)
 
         result: tuple[Walker, Tuning, Sweeps] = jax.lax.while_loop(
@@ -361,9 +300,53 @@ class Temperer:
 
     def _each(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function of every particle, so many at a time."""
-        if self.together >= self.num:
+        if self.together >= jax.tree.leaves(arguments)[0].shape[0]:
             return jax.vmap(function)(*arguments)
         return jax.lax.map(lambda args: function(*args), arguments, batch_size=self.together)
+
+
+class Candidates(NamedTuple):
+    """Whom to choose the next population from: the pool at first, the walkers ever after.
+
+    Axes are islands, then the pool's draws, then the walkers; the log weight at the next λ is
+    `base` + λ log p(y | x), and −inf for those who are not to be chosen.
+    """
+
+    walkers: Walker
+    base: Float[Array, "islands candidates"]
+    eves: Int[Array, "islands candidates"]
+
+    @staticmethod
+    def of(temperer: Temperer, pool: Pool, climb: Climb) -> "Candidates":
+        """Of each island, those that have come furthest."""
+
+        def joined(pool: Array, walkers: Array) -> Array:
+            shape = (temperer.islands, pool.shape[0] // temperer.islands, *pool.shape[1:])
+            return jnp.concatenate(
+                [pool.reshape(shape), walkers.reshape(shape[0], temperer.size, *shape[2:])], 1
+            )
+
+        first = climb.stops == 0
+        at_start = pool.walkers.densities.prior - pool.log_start
+        at_walkers = -climb.lam * climb.walkers.densities.likelihood
+        base = joined(
+            jnp.where(first, at_start, -jnp.inf), jnp.where(first, -jnp.inf, at_walkers)
+        )
+        founders = jnp.tile(jnp.arange(POOL * temperer.size, dtype=jnp.int32), temperer.islands)
+        walkers = jax.tree.map(joined, pool.walkers, climb.walkers)
+        return Candidates(walkers, base, joined(founders, climb.eves))
+
+    def log_weights(self, lam: Array) -> Float[Array, "islands candidates"]:
+        """At a temperature."""
+        likelihood = self.walkers.densities.likelihood
+        log_weights, _ = drop_nonfinite(self.base + lam * likelihood)
+        return jnp.where(jnp.isneginf(likelihood), -jnp.inf, log_weights)
+
+    def take(
+        self, chosen: Int[Array, "islands particles"]
+    ) -> tuple[Walker, Int[Array, " particles"]]:
+        """The chosen of each island, islands one after the other."""
+        return jax.tree.map(lambda leaf: _rows(leaf, chosen), (self.walkers, self.eves))
 
 
 class Sweeps(NamedTuple):
@@ -375,18 +358,19 @@ class Sweeps(NamedTuple):
 
 
 def next_temperature(
-    gain: Float[Array, " particles"], lam: Float[Array, ""], share: Array | float
+    candidates: Candidates, lam: Float[Array, ""], share: Array, first: Array
 ) -> Float[Array, ""]:
-    """The largest λ' ≤ 1 at which the wanted share of those with any weight stays effective.
+    """The largest λ' ≤ 1 found at which the wanted share of those with any weight is effective.
 
-    Bisection of log (λ' − λ), for the first step may have to be tiny.
+    Among steps over forty powers of e; then between the best and the next by bisection. From the
+    pool a step may fit that is longer than one that does not: if q is right, but the prior far off.
     """
-    alive = jnp.sum(jnp.isfinite(gain))
-    left = jnp.log(1.0 - lam)
+    alive = jnp.sum(jnp.isfinite(candidates.log_weights(lam)))
+    left = 1.0 - lam
 
     def fits(log_step: Array) -> Array:
-        weights = jnp.where(jnp.isfinite(gain), jnp.exp(log_step) * gain, -jnp.inf)
-        return ess(weights) >= share * alive
+        log_weights = candidates.log_weights(lam + left * jnp.exp(log_step))
+        return ess(log_weights.reshape(-1)) >= share * alive
 
     def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -394,8 +378,14 @@ def next_temperature(
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
 
-    low, _ = jax.lax.fori_loop(0, 30, halve, (left - 40.0, left))
-    return jnp.where(fits(left), 1.0, jnp.minimum(lam + jnp.exp(low), 1.0))
+    grid = jnp.linspace(-40.0, 0.0, 81)
+    fit = jax.lax.map(fits, grid)
+    # walkers lose ever more from where they are; only the pool has a second chance
+    fit = jnp.where(first, fit, jnp.cumprod(fit) == 1)
+    best = jnp.max(jnp.where(fit, jnp.arange(grid.size), 0))
+    start = (grid[best], grid[jnp.minimum(best + 1, grid.size - 1)])
+    low, _ = jax.lax.fori_loop(0, 12, halve, start)
+    return jnp.where(fit[-1], 1.0, jnp.minimum(lam + left * jnp.exp(low), 1.0))
 
 
 def correlations(
@@ -409,16 +399,44 @@ def correlations(
     return jnp.where(common | (scale == 0), 0.0, found)
 
 
-def num_families_of(founders: int, eves: Int[Array, " particles"]) -> Int[Array, ""]:
-    """How many founders have descendants."""
-    return jnp.sum(jnp.zeros(founders, bool).at[eves].set(True))
-
-
 def features(particles: Particle) -> Float[Array, "particles coordinates"]:
     """All coordinates of particles as numbers."""
     number = particles.z.shape[0]
     parts = [value.reshape(number, -1).astype(float) for value in particles.discrete.values()]
     return jnp.concatenate([particles.z, *parts], 1)
+
+
+def _rows(leaf: Array, places: Int[Array, "islands number"]) -> Array:
+    """Entries of each island, islands one after the other."""
+    taken = jax.vmap(lambda rows, chosen: rows[chosen])(leaf, places)
+    return _merged(taken)
+
+
+def _merged(leaf: Array) -> Array:
+    """The first two axes as one."""
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+
+def _metrics(rows: Float[Array, "rows reals"], weights: Float[Array, " rows"]) -> Array:
+    """Covariances of weighted rows: of all, and of neighbours.
+
+    Where there are modes far apart, neighbours still tell the shape of each.
+    """
+    alive = weights > 0
+    mean = weights @ jnp.where(alive[:, None], rows, 0.0)
+    centred = jnp.where(alive[:, None], rows - mean, 0.0)
+    overall = _covariance(centred, weights)
+    spread = np.linspace(0, len(rows) - 1, min(NEIGHBOURS, len(rows))).astype(int)
+    some, few = centred[spread], weights[spread]
+    scaled = some / jnp.sqrt(_variances(centred, weights))
+    squares = jnp.sum(scaled**2, 1)
+    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
+    # copies of a particle, and those without weight, are nobody's neighbours
+    apart = (distances > 1e-10) & alive[spread]
+    nearest = jnp.argmin(jnp.where(apart, distances, jnp.inf), 1)
+    few = jnp.where(jnp.any(apart, 1), few, 0.0)
+    local = _covariance(some - some[nearest], few / jnp.maximum(few.sum(), 1e-30))
+    return jnp.stack([overall, local])
 
 
 def _variances(centred: Array, weights: Array) -> Float[Array, " reals"]:

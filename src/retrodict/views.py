@@ -63,6 +63,13 @@ class Grouped:
 Pick: TypeAlias = Aligned | Whole | Members | Grouped
 
 
+def membership(owner: NDArray[np.int64], number: int) -> csr_array:
+    """A row for each of `number` groups, true at the elements that it owns; −1 owns none."""
+    owned = owner >= 0
+    ones = np.ones(int(owned.sum()), bool)
+    return csr_array((ones, (owner[owned], np.flatnonzero(owned))), shape=(number, len(owner)))
+
+
 def _padded(matrix: csr_array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The columns of each row's nonzeros, filled up to equal length."""
     counts = np.diff(matrix.indptr)

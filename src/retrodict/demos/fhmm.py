@@ -53,7 +53,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
     ancestry_figure({name: parts[1] for name, parts in found.items()}).savefig(
         folder / "fhmm.png", dpi=120
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             name,
             f"{np.mean(sizes):.1f}",

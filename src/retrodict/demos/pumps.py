@@ -34,7 +34,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
             pumps,
             ("t", "y"),
             inverse=method,  # type: ignore[arg-type]
-            training=rd.Training(max_seconds=share * seconds),
+            training=rd.Training(max_steps=1_000_000, max_seconds=share * seconds),
             progress_bar=progress_bar,
         )
         for method, share in (("faithful", 0.75), ("blanket", 0.25))
@@ -57,7 +57,7 @@ def _of_times(t: np.ndarray) -> float:
 def _said(posterior: Any, data: Any, known: Any, folder: Path) -> str:
     log_evidence = posterior.log_evidence - _of_times(data["t"])
     share = posterior.ess / len(posterior.log_weights)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("effective particles", f"{share:.1%}", f"{AUTHORS:.1%}", "100 %"),
         ("log evidence", f"{log_evidence:.4f}", "", f"{known['log_evidence']:.4f}"),
     ]

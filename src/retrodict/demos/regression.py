@@ -28,7 +28,9 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
         jax.random.key(0),
         regression,
         ("z", "t"),
-        training=rd.Training(max_seconds=60 * (4.0 if minutes is None else minutes)),
+        training=rd.Training(
+            max_steps=1_000_000, max_seconds=60 * (4.0 if minutes is None else minutes)
+        ),
         progress_bar=progress_bar,
     )
     compiled.save(folder / "regression.rd")
@@ -36,7 +38,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
     posteriors = [
         compiled.infer(jax.random.key(n), data, 1000, rescue=False) for n, data in enumerate(sets)
     ]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, (found, exact) in enumerate(zip(posteriors, known["sets"], strict=True)):
         off = max(
             abs(float(found.mean(name)) - mean) / sd
@@ -51,7 +53,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
                 f"{log_evidence:.3f}",
                 f"{exact['log_evidence']:.3f}",
                 f"{off:.3f}",
-                found.trust,
+                str(found.trust),
             )
         )
     curves_figure(compiled, sets, posteriors).savefig(folder / "regression.png", dpi=120)
@@ -102,7 +104,12 @@ def curves_figure(compiled: Any, sets: list[Any], posteriors: list[Any]) -> Any:
 
 
 def _by_mcmc(key: Any, data: Any) -> dict[str, Any]:
-    sampler = MCMC(NUTS(regression), num_warmup=500, num_samples=500, progress_bar=False)
+    sampler: Any = MCMC(  # type: ignore[no-untyped-call]
+        NUTS(regression),  # type: ignore[no-untyped-call]
+        num_warmup=500,
+        num_samples=500,
+        progress_bar=False,
+    )
     sampler.run(key, **{name: jnp.asarray(value) for name, value in data.items()})
     samples: dict[str, Any] = sampler.get_samples()
     return {name: value[:: 500 // CURVES] for name, value in samples.items()}
