@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 .PHONY: demo test lint types unit bench docs format clean
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py --out out
+	$(BIN)/retrodict demo pumps -o out
 
 test: lint types unit
 

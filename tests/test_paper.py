@@ -107,6 +107,7 @@ def test_tables_line_up():
 def test_demonstrations_run(name, tmp_path, monkeypatch):
     if name == "pumps":
         monkeypatch.setattr("retrodict.demos.pumps.PARTICLES", (5, 50))
+        monkeypatch.setattr("retrodict.demos.pumps.DIVIDED", (5,))
     with pytest.warns(UserWarning) if name == "pumps" else nullcontext():
         text = retrodict.demos.run(name, tmp_path, minutes=0.02, progress_bar=False)
     assert "exact" in text and str(tmp_path) in text

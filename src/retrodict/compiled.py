@@ -242,8 +242,7 @@ def compile(
     networks = {}
     for number, (name, assemblies) in enumerate(proposal.networks().items()):
         key = jax.random.fold_in(build_key, number)
-        first = assemblies[0]
-        networks[name] = estimator.build(key, first.latents, first.inputs, first.guided)
+        networks[name] = proposal.build(estimator, key, assemblies)
     fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
     return _trained(train_key, fresh, training, progress_bar)
 

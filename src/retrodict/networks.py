@@ -51,6 +51,8 @@ class Guided(NamedTuple):
 
 
 EXPECTED = "expected"
+# However many copies share it, the wide component is met now and then.
+LEAST_CHANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class MADE:
         components: Components of each mixture.
         context: Units in each layer of the network that prepares the context.
         embedding: Sizes of the encoders of sets and series.
-        wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates.
+        wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates of
+            all copies of a factor, so that it is also the share of particles that are spent on it.
         floor: The same for the uniform distribution mixed into discrete coordinates.
     """
 
@@ -70,7 +73,7 @@ class MADE:
     components: int = 10
     context: tuple[int, ...] = (64,)
     embedding: Embedding = field(default_factory=Embedding)
-    wide: float = 0.01
+    wide: float = 0.004
     floor: float = 0.001
 
     def __post_init__(self) -> None:
@@ -87,11 +90,12 @@ class MADE:
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         guide: Guided | None = None,
+        copies: int = 1,
     ) -> "ConditionalMADE":
-        """An untrained estimator of the latents given the inputs."""
+        """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        return ConditionalMADE(rng, self, tuple(latents), tuple(inputs), guide)
+        return ConditionalMADE(rng, self, tuple(latents), tuple(inputs), guide, copies)
 
 
 class ConditionalMADE(eqx.Module):
@@ -114,9 +118,11 @@ class ConditionalMADE(eqx.Module):
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         guide: Guided | None = None,
+        copies: int = 1,
     ) -> None:
         self.latents, self.inputs, self.guide = latents, inputs, guide
-        plan = runs(latents, options.components, options.wide, options.floor)
+        shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
+        plan = runs(latents, options.components, *shares)
         guide_size = 0 if guide is None else guides.size(guide.channels)
         self.network = Autoregressive(rng, plan, options.hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)

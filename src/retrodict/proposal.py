@@ -24,7 +24,7 @@ from retrodict.graph import Graph
 from retrodict.guides import Expected
 from retrodict.inverse import Inverse
 from retrodict.model import Evaluation, carry_leaves
-from retrodict.networks import ConditionalMADE
+from retrodict.networks import MADE, ConditionalMADE
 from retrodict.trees import needing_marginals
 from retrodict.views import Values
 
@@ -135,6 +135,14 @@ class Proposal:
         for assembly in (*self.assemblies.values(), *self.marginals.values()):
             shared.setdefault(str(assembly.factor.network), []).append(assembly)
         return shared
+
+    def build(
+        self, estimator: MADE, rng_key: PRNGKeyArray, assemblies: Sequence[Assembly]
+    ) -> ConditionalMADE:
+        """An untrained network for the factors that share it."""
+        first = assemblies[0]
+        copies = sum(int(np.prod(assembly.copies)) for assembly in assemblies)
+        return estimator.build(rng_key, first.latents, first.inputs, first.guided, copies)
 
     def draw(
         self, networks: Networks, rng_key: PRNGKeyArray, data: Values

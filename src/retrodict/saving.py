@@ -104,10 +104,8 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
             f"{list(shared)}, the file has {header['networks']}. Compile the model again"
         )
     networks = {}
-    for number, (name, (assembly, *_)) in enumerate(shared.items()):
-        blank = estimator.build(
-            jax.random.key(0), assembly.latents, assembly.inputs, assembly.guided
-        )
+    for number, (name, assemblies) in enumerate(shared.items()):
+        blank = proposal.build(estimator, jax.random.key(0), assemblies)
         prefix = f"network {number}:"
         stored = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         networks[name] = _filled(blank, stored, path)

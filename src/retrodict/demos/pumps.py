@@ -18,6 +18,7 @@ from retrodict.demos.models import pumps
 from retrodict.weights import log_mean_exp
 
 PARTICLES = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+DIVIDED = (5, 20, 100, 500, 2000, 10_000)
 RUNS = 10
 # The effective share of particles that the authors' own code reaches on these data.
 AUTHORS = 0.032
@@ -78,19 +79,18 @@ def _said(posterior: Any, data: Any, known: Any, folder: Path) -> str:
 
 def evidence_figure(compiled: Any, data: Any, exact: float) -> Any:
     """The paper's fig. 6: estimates of the log evidence by number of particles."""
+    divided = [_divided(compiled["blanket"], data, particles) for particles in DIVIDED]
     series = {
-        "prior": [_from_prior(compiled["blanket"], data, k) for k in PARTICLES],
-        "network, importance": [_answers(compiled["blanket"], data, k) for k in PARTICLES],
-        "network, divide and conquer": [
-            _answers(compiled["blanket"], data, k, "divide") for k in PARTICLES
-        ],
-        "network, faithful inverse": [_answers(compiled["faithful"], data, k) for k in PARTICLES],
+        "prior": (PARTICLES, _by_number(_from_prior(compiled["blanket"], data))),
+        "network, importance": (PARTICLES, _by_number(_weights(compiled["blanket"], data))),
+        "network, divide and conquer": (DIVIDED, np.stack(divided, 1)),
+        "network, faithful inverse": (PARTICLES, _by_number(_weights(compiled["faithful"], data))),
     }
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for number, (name, values) in enumerate(series.items()):
-        mean, sd = (np.array([f(v) for v in values]) for f in (np.mean, np.std))
-        axes.plot(PARTICLES, mean, label=name, color=f"C{number}")
-        axes.fill_between(PARTICLES, mean - 2 * sd, mean + 2 * sd, alpha=0.2, color=f"C{number}")
+    for number, (name, (particles, values)) in enumerate(series.items()):
+        mean, sd = values.mean(0), values.std(0)
+        axes.plot(particles, mean, label=name, color=f"C{number}")
+        axes.fill_between(particles, mean - 2 * sd, mean + 2 * sd, alpha=0.2, color=f"C{number}")
     axes.axhline(exact, color="black", linewidth=0.8, linestyle="--", label="exact")
     axes.set(xscale="log", xlabel="particles", ylabel="log evidence", ylim=(exact - 25, exact + 8))
     axes.set_title("Pumps: mean and two standard deviations over ten runs")
@@ -98,24 +98,42 @@ def evidence_figure(compiled: Any, data: Any, exact: float) -> Any:
     return figure
 
 
-def _answers(compiled: Any, data: Any, particles: int, method: str = "importance") -> np.ndarray:
-    """Log evidence of several runs on the same data."""
-    many = {name: np.repeat(value[None], RUNS, 0) for name, value in data.items()}
+def _by_number(log_weights: np.ndarray) -> np.ndarray:
+    """Log evidence of each run by its first few particles, for every number of them."""
+    found = [jax.vmap(log_mean_exp)(jnp.asarray(log_weights[:, :k])) for k in PARTICLES]
+    return np.stack(found, 1)
+
+
+def _repeated(data: Any) -> dict[str, np.ndarray]:
+    return {name: np.repeat(value[None], RUNS, 0) for name, value in data.items()}
+
+
+def _weights(compiled: Any, data: Any) -> np.ndarray:
+    """Log weights of several runs of importance sampling on the same data."""
+    number = PARTICLES[-1]
     found = compiled.infer_many(
-        jax.random.key(particles), many, particles, method=method, rescue=False
+        jax.random.key(3), _repeated(data), number, method="importance", rescue=False
+    )
+    total = np.asarray(found.log_evidence)[:, None] + np.log(number)
+    return np.asarray(found.log_weights) + total
+
+
+def _divided(compiled: Any, data: Any, particles: int) -> np.ndarray:
+    """Log evidence of several runs of divide and conquer on the same data."""
+    found = compiled.infer_many(
+        jax.random.key(particles), _repeated(data), particles, method="divide", rescue=False
     )
     return np.asarray(found.log_evidence)
 
 
-def _from_prior(compiled: Any, data: Any, particles: int) -> np.ndarray:
-    """Importance sampling that knows nothing: latents from the prior, weighted by the data."""
+def _from_prior(compiled: Any, data: Any) -> np.ndarray:
+    """Log weights of importance sampling that knows nothing: latents come from the prior."""
     program, observed = compiled.graph.program, compiled.graph.observed
+    known = {name: jnp.asarray(value) for name, value in data.items()}
 
     def weight(key: Any) -> Any:
-        drawn = program.run(key, {name: jnp.asarray(v) for name, v in data.items()})
+        drawn = program.run(key, known)
         return sum(drawn.log_density[name].sum() for name in observed)
 
-    def one(key: Any) -> Any:
-        return log_mean_exp(jax.vmap(weight)(jax.random.split(key, particles)))
-
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(particles), RUNS)))
+    keys = jax.random.split(jax.random.key(4), (RUNS, PARTICLES[-1]))
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(weight)))(keys))
