@@ -5,6 +5,7 @@ Models" (Paige & Wood, ICML 2016).
 """
 
 from retrodict.artefact import DamagedFile, NewerFormat
+from retrodict.calibrate import Calibration, calibrate
 from retrodict.compiled import Compiled, History, compile
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.factors import Factor
@@ -18,6 +19,7 @@ from retrodict.train import Training
 
 __all__ = [
     "MADE",
+    "Calibration",
     "Compiled",
     "DamagedFile",
     "DataError",
@@ -31,6 +33,7 @@ __all__ = [
     "Training",
     "UnsupportedModel",
     "WrongModel",
+    "calibrate",
     "compile",
     "invert",
     "load",

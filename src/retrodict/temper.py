@@ -44,8 +44,7 @@ MOST_TEMPERATURES = 300
 POOL = 8
 # Sweeps at one temperature, and at the last: until no coordinate is more correlated with where it
 # was than this, at most so many.
-import os
-CORRELATION, SWEEPS = float(os.environ.get('CORR','.4')), int(os.environ.get('SW','8'))
+CORRELATION, SWEEPS = 0.3, 12
 LAST_CORRELATION, LAST_SWEEPS = 0.15, 30
 # Up to this many reals, correlations between them are learned.
 LARGEST_DENSE = 100
@@ -88,7 +87,7 @@ class Climb(NamedTuple):
         stops: how many there were.
         correlation: of each coordinate with itself before the last moves.
         guide, record: of all stops.
-        dead: whether an island has no particle left with any weight.
+        dead: whether no island has a particle left with any weight.
     """
 
     walkers: Walker
@@ -217,7 +216,7 @@ class Temperer:
             lam,
             eves,
             climb.log_evidence.add(log_means),
-            climb.variance + 1 / jnp.maximum(sizes, 1e-30) - 1 / number,
+            climb.variance + jnp.where(sizes > 0, 1 / jnp.maximum(sizes, 1.0) - 1 / number, 0.0),
             stop + 1,
             seen.correlation,
             Guide(
@@ -231,7 +230,7 @@ class Temperer:
                 climb.record.changes.at[stop].set(seen.acceptance.changes.mean()),
                 climb.record.correlation.at[stop].set(jnp.max(jnp.abs(seen.correlation))),
             ),
-            jnp.any(sizes == 0.0),
+            jnp.all(sizes == 0.0),
         )
 
     def _tuning(

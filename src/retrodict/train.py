@@ -136,7 +136,11 @@ def _loss(network: ConditionalMADE, rows: Rows) -> Float[Array, ""]:
 def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float[Array, ""]:
     """−log q averaged over held-out rows, worked through in parts."""
     network = eqx.combine(weights, fixed)
-    parts = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // part, part, *leaf.shape[1:]), rows)
+
+    def cut(leaf: Array) -> Array:
+        return leaf.reshape(leaf.shape[0] // part, part, *leaf.shape[1:])
+
+    parts = jax.tree.map(cut, rows)
     return jnp.mean(jax.lax.map(partial(_loss, network), parts))
 
 
