@@ -13,6 +13,7 @@ import pytest
 import zoo
 from retrodict.errors import UnsupportedModel
 from retrodict.inverse import invert
+from retrodict.networks import EXPECTED
 from retrodict.proposal import Proposal
 from retrodict.reading import trace
 from retrodict.synthetic import CHUNK_BYTES, Rejected, Sets, Simulator, joint_draws
@@ -150,7 +151,7 @@ def test_rows_are_what_the_factor_needs_of_one_draw():
     made = simulators(zoo.pumps, ("t", "y"), n=3)
     (theta, context), _ = made["theta"].rows(zoo.key(2), 64, go_on)
     assert theta["theta"].shape == (64,)
-    assert set(context) == {"alpha", "beta", "t", "y"}
+    assert set(context) == {"alpha", "beta", "t", "y", EXPECTED}
     # Three copies of a draw, next to one another, share what is above the plate.
     assert made["theta"].rows_per_draw == 3
     alpha = context["alpha"][:63].reshape(-1, 3)
@@ -185,8 +186,9 @@ def test_large_models_are_simulated_in_smaller_chunks():
     small = simulators(zoo.regression, ("z", "t"), n=10)["w0"]
     large = simulators(zoo.regression, ("z", "t"), n=20_000)["w0"]
     assert small.chunk == 2048
-    assert small.row_bytes == 4 * (3 + 20)
-    assert large.row_bytes == 4 * (3 + 40_000)
+    expected = 3 * 3 + 2 * 3 * 3  # three vectors and two matrices of what is expected
+    assert small.row_bytes == 4 * (3 + 20 + expected)
+    assert large.row_bytes == 4 * (3 + 40_000 + expected)
     assert large.chunk * (large.row_bytes + 4 * 40_003) <= CHUNK_BYTES
     rows, _ = large.rows(zoo.key(0), 5, go_on)
     assert rows[1]["N"]["t"].shape == (5, 20_000)
@@ -232,6 +234,7 @@ def test_leaving_ends_the_thread_though_its_set_is_not_done():
     before = threading.active_count()
     with sets(size=2000) as made:
         made.next()
+        made._upcoming.result()
         made._size = 10**8  # the one after next would take hours
         made.next()
     assert threading.active_count() == before

@@ -1,8 +1,8 @@
 """A data set, or many, in; answers that were rescued where they were poor, and say so, out.
 
-The planned method goes first. If its answer calls itself poor, tempering (`retrodict.rescue`) starts
-over from fresh draws: going on with those that failed would make the evidence depend on why they
-failed. Every answer is told where its data lie among synthetic ones (`retrodict.reference`).
+The planned method goes first. If its answer calls itself poor, tempering (`retrodict.rescue`)
+starts over from fresh draws: going on with those that failed would make the evidence depend on why
+they failed. Every answer is told where its data lie among synthetic ones (`retrodict.reference`).
 """
 
 import warnings
@@ -198,23 +198,3 @@ def _eves(
     for row, one in zip(rows, found.values(), strict=True):
         eves[row] = everyone if one.eves is None else np.asarray(one.eves)
     return jnp.asarray(eves)
-
-
-def stacked(posteriors: Sequence[Posterior]) -> Posterior:
-    """Answers for several data sets as one, with a leading axis; series of stages filled up."""
-    first = posteriors[0]
-    parts: dict[str, Any] = {}
-    for one in fields(first):
-        values = [getattr(posterior, one.name) for posterior in posteriors]
-        if one.name == "ess_by_stage" and first.ess_by_stage is not None:
-            most = max(len(value) for value in values)
-            filled = [np.pad(v, (0, most - len(v)), constant_values=np.nan) for v in values]
-            parts[one.name] = jnp.asarray(np.stack(filled))
-        elif one.name in ("samples", "data"):
-            parts[one.name] = {name: np.stack([v[name] for v in values]) for name in values[0]}
-        elif one.name not in ("dims", "coords", "extra") and np.ndim(values[0]) + isinstance(
-            values[0], np.number | np.ndarray | jax.Array
-        ):
-            parts[one.name] = np.stack([np.asarray(value) for value in values])
-    extra = {"rescued": dict(enumerate(posteriors))}
-    return replace(first, **parts, extra=extra)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from retrodict.answers import Answers
 from retrodict.contexts import Assembly
 from retrodict.data import check_data
 from retrodict.filtering import FilterInfo, FilterState, StreamingFilter
@@ -138,6 +139,7 @@ class Compiled:
         method: InferMethod = "auto",
         resampling: str | Resampler = "systematic",
         ess_threshold: float = 0.5,
+        rescue: bool = True,
         model_args: tuple[Any, ...] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
     ) -> Posterior:
@@ -147,9 +149,12 @@ class Compiled:
             rng_key: same key, same answer.
             data: site → values, for every observed site.
             num_particles: K.
-            method: "importance", "smc", or "auto": what `plan` found best.
+            method: "importance", "smc", "divide", "temper", or "auto": what `plan` found best.
             resampling: "systematic", "stratified", "multinomial", "residual", or a callable.
-            ess_threshold: resample when the effective sample size falls below this part of K.
+            ess_threshold: resample when the effective sample size falls below this part of K; for
+                tempering, the part that stays effective from one temperature to the next.
+            rescue: whether "auto" goes on by tempering if its answer is poor: seconds instead of
+                milliseconds, and the diagnostics say so.
             model_args, model_kwargs: if the model is to be called otherwise than when it was
                 compiled: another number of plate elements, other fixed covariates.
 
@@ -157,8 +162,8 @@ class Compiled:
             DataError: the data do not fit the model.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
-        inference = self._inference.called_with(model_args, model_kwargs)
-        return inference.one(self.networks, rng_key, data, settings)
+        answers = self._answers(model_args, model_kwargs)
+        return answers.one(rng_key, data, settings, rescue and method == "auto")
 
     def infer_many(
         self,
@@ -169,17 +174,29 @@ class Compiled:
         method: InferMethod = "auto",
         resampling: str | Resampler = "systematic",
         ess_threshold: float = 0.5,
+        rescue: bool = True,
         model_args: tuple[Any, ...] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
         memory: int = 256 * 2**20,
+        max_rescues: int = 100,
     ) -> Posterior:
         """Posteriors of many data sets: as `infer`, with a leading axis on everything.
 
-        Data sets are done together, as many at a time as `memory` bytes allow.
+        Data sets are done together, as many at a time as `memory` bytes allow. Those whose answer
+        is poor are rescued one after the other, `max_rescues` at most.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
+        answers = self._answers(model_args, model_kwargs)
+        rescue = rescue and method == "auto"
+        return answers.many(rng_key, data, settings, rescue, memory, max_rescues)
+
+    def _answers(
+        self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None
+    ) -> Answers:
         inference = self._inference.called_with(model_args, model_kwargs)
-        return inference.many(self.networks, rng_key, data, settings, memory)
+        # data sets of other sizes lie elsewhere
+        reference = self.plan.reference if inference is self._inference else None
+        return Answers(inference, self.networks, reference)
 
     def _settings(
         self, num_particles: int, method: str, resampling: str | Resampler, ess_threshold: float

@@ -104,6 +104,12 @@ class Guide:
         return sum(self._sizes)
 
     @property
+    def working_bytes(self) -> int:
+        """Memory to work out all copies of one draw: slopes, and a few arrays as large."""
+        number = len(self.facts.order)
+        return 4 * 4 * int(np.prod(self.copies)) * number * (self.observations + number)
+
+    @property
     def channels(self) -> int:
         """How many innovations are shown: of discrete latents, where there are not too many."""
         few = self.observations <= MOST_CHANNELS

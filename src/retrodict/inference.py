@@ -16,20 +16,27 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from retrodict.data import check_data
+from retrodict.datasets import fresh_datasets
 from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph import Graph
 from retrodict.inverse import invert
-from retrodict.posterior import Posterior, make_posterior
+from retrodict.posterior import Posterior, make_posterior, stacked
 from retrodict.proposal import Networks, Proposal
 from retrodict.reading import trace
+from retrodict.reference import DATASETS, Reference
 from retrodict.resampling import Resampler, resampler
+from retrodict.rescue import Rescuer
 from retrodict.smc import Engine, Outcome, blame
-from retrodict.synthetic import faults
+from retrodict.synthetic import joint_draws
 from retrodict.trees import divisible
 from retrodict.views import Values
 
-InferMethod = Literal["auto", "importance", "smc", "divide"]
+InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
+
+
+class ImpossibleData(DataError):  # noqa: N818 (named beside DataError)
+    """No particle of any weight could have made the data."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,20 @@ class Plan:
             better than it is, it counts what was lost on the way.
         num_particles: K in these runs.
         num_datasets: on how many data sets.
+        reference: where synthetic data sets lie, for others to be compared with.
     """
 
     method: str
     ess: Mapping[str, float] = field(default_factory=dict)
     num_particles: int = 0
     num_datasets: int = 0
+    reference: Reference | None = None
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "Plan":
+        """As it was written into a file."""
+        kept = plain.get("reference")
+        return Plan(**{**plain, "reference": None if kept is None else Reference.read(kept)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +106,8 @@ class Inference:
     ) -> Posterior:
         """The posterior of one data set."""
         checked = check_data(self.graph, data)
+        if settings.method == "temper":
+            return self._rescuer(settings)(networks, rng_key, checked, _dims(self.graph))
         outcome, deterministic = self._runner(settings)(networks, rng_key, checked)
         self._check_possible(outcome)
         return self._posterior(outcome, deterministic, checked, settings.method)
@@ -105,10 +122,16 @@ class Inference:
     ) -> Posterior:
         """Posteriors of many data sets, as many at a time as `memory` bytes allow."""
         checked = check_data(self.graph, data, many=True)
-        run = self._runner(settings, many=True)
         number = next(iter(checked.values())).shape[0]
         if number == 0:
             raise DataError("there are no data sets: the leading axis of the data is empty")
+        if settings.method == "temper":
+            each = ({name: value[i] for name, value in checked.items()} for i in range(number))
+            keys = jax.random.split(rng_key, number)
+            return stacked(
+                [self.one(networks, k, row, settings) for k, row in zip(keys, each, strict=True)]
+            )
+        run = self._runner(settings, many=True)
         together = self._together(networks, settings.num_particles, number, memory)
         keys = jax.random.split(rng_key, number)
         parts = []
@@ -136,7 +159,7 @@ class Inference:
         if settings.method not in self.candidates:
             raise ValueError(
                 f"method is {settings.method!r}; for this model there are 'auto', "
-                f"{', '.join(map(repr, self.candidates))}"
+                f"{', '.join(map(repr, (*self.candidates, 'temper')))}"
             )
         if (settings, many) not in self._runners:
             threshold = 0.0 if settings.method == "importance" else settings.ess_threshold
@@ -159,6 +182,18 @@ class Inference:
             self._runners[settings, many] = jax.jit(batched)
         return self._runners[settings, many]
 
+    def _rescuer(self, settings: Settings) -> Rescuer:
+        """Tempering with these settings; made once, then kept."""
+        if settings not in self._rescuers:
+            self._rescuers[settings] = Rescuer(
+                self.proposal, settings.num_particles, settings.resampling, settings.ess_threshold
+            )
+        return self._rescuers[settings]
+
+    @cached_property
+    def _rescuers(self) -> dict[Settings, Rescuer]:
+        return {}
+
     @cached_property
     def _runners(self) -> dict[tuple[Settings, bool], Callable[..., Any]]:
         return {}
@@ -175,9 +210,7 @@ class Inference:
         key = _fingerprint((args, kwargs))
         if key not in self._elsewhere:
             graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
-            proposal = Proposal.of(
-                invert(graph, self.proposal.inverse.method), self.proposal.facts
-            )
+            proposal = Proposal.of(invert(graph, self.proposal.inverse.method), self.proposal.facts)
             _check_same_networks(self.proposal, proposal)
             self._elsewhere[key] = replace(self, proposal=proposal)
         return self._elsewhere[key]
@@ -213,7 +246,7 @@ class Inference:
             return
         stages = self.proposal.stages
         names = [name for factor in stages[failed].factors for name in factor.latents]
-        raise DataError(
+        raise ImpossibleData(
             f"every particle has weight zero since stage {failed + 1} of {len(stages)}, drawing "
             f"{', '.join(names)}: no particle makes these sites possible: "
             f"{blame(outcome.possible)}. Check that their values can come from the model; if they "
@@ -221,32 +254,36 @@ class Inference:
         )
 
     def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
-        """Try every candidate on synthetic data sets: which gives the most precise evidence?"""
-        graph, first = self.graph, first_choice(self.proposal)
-        if len(self.proposal.stages) == 1 and first == "importance":
-            return Plan(first)  # one stage: there is nothing to resample between
+        """Try every candidate on synthetic data sets: which gives the most precise evidence?
+
+        The data sets are kept as a reference, with the evidence that the best finds for them.
+        """
         data_key, run_key = jax.random.split(rng_key)
+        draws, _ = fresh_datasets(self.graph, joint_draws(self.graph), data_key, DATASETS)
+        data = {name: draws[name] for name in self.graph.observed}
 
-        def draw(key: PRNGKeyArray) -> Any:
-            found = graph.program.run(key, {})
-            return found.values, faults(graph, found.values, found.log_density)
-
-        draws, codes = jax.jit(jax.vmap(draw))(jax.random.split(data_key, 32 * PLAN_DATASETS))
-        good = np.flatnonzero(np.asarray(codes) == 0)[:PLAN_DATASETS]
-        if len(good) == 0:
-            return Plan(first)
-        places = np.repeat(good, PLAN_REPEATS)
-        data = {name: draws[name][places] for name in graph.observed}
-        measured = {}
-        for method in self.candidates:
+        def evidence(method: str, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            rows = {name: value[places] for name, value in data.items()}
             settings = Settings(PLAN_PARTICLES, method)
-            answers = self.many(networks, run_key, data, settings, memory=256 * 2**20)
-            log_evidence = np.asarray(answers.log_evidence).reshape(len(good), PLAN_REPEATS)
-            with np.errstate(invalid="ignore"):
-                spread = np.nan_to_num(np.var(log_evidence, axis=1, ddof=1), nan=np.inf)
-            measured[method] = float(np.median(1 / (spread + 1 / PLAN_PARTICLES)))
-        best = max(measured, key=measured.__getitem__)
-        return Plan(best, measured, PLAN_PARTICLES, len(good))
+            answers = self.many(networks, run_key, rows, settings, memory=256 * 2**20)
+            return np.asarray(answers.log_evidence)
+
+        best, measured = first_choice(self.proposal), {}
+        # with one stage there is nothing to resample between, and nothing to choose
+        if len(self.proposal.stages) > 1 or best != "importance":
+            places = np.repeat(np.arange(PLAN_DATASETS), PLAN_REPEATS)
+            for method in self.candidates:
+                runs = evidence(method, places).reshape(PLAN_DATASETS, PLAN_REPEATS)
+                with np.errstate(invalid="ignore"):
+                    spread = np.nan_to_num(np.var(runs, axis=1, ddof=1), nan=np.inf)
+                measured[method] = float(np.median(1 / (spread + 1 / PLAN_PARTICLES)))
+            best = max(measured, key=measured.__getitem__)
+        # as many rows as before, so that nothing is compiled again
+        found = evidence(best, np.arange(PLAN_DATASETS * PLAN_REPEATS))
+        reference = Reference.of(self.graph, data, found)
+        if not measured:
+            return Plan(best, reference=reference)
+        return Plan(best, measured, PLAN_PARTICLES, PLAN_DATASETS, reference)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8

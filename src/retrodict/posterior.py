@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,7 +96,7 @@ class Posterior:
         return Diagnostics(
             method=self.method,
             trust=GRADES[int(self.grade)],
-            reasons=reasons(self.measures, self.num_particles),
+            reasons=(*self.extra.get("reasons", ()), *reasons(self.measures, self.num_particles)),
             num_particles=self.num_particles,
             num_nonfinite=int(self.num_nonfinite),
             num_stages=_stages(self.ess_by_stage),
@@ -172,6 +172,8 @@ class Posterior:
                 rows[label] = [mean, sd, low, high, mcse, effective]
         columns = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        if "note" in self.extra:
+            table = table.rename_axis(columns=self.extra["note"])
         return _rounded(table, round_to)
 
     def to_arviz(self) -> Any:
@@ -256,6 +258,9 @@ class Posterior:
 
     def __getitem__(self, index: int) -> Posterior:
         number = range(len(self))[index]
+        if number in self.extra.get("rescued", {}):
+            rescued: Posterior = self.extra["rescued"][number]
+            return rescued
 
         def pick(value: Any) -> Any:
             # not jax.tree.map, which would sort the sites by name
@@ -269,7 +274,8 @@ class Posterior:
             for f in dataclasses.fields(self)
             if f.name not in shared
         }
-        return dataclasses.replace(self, **parts)
+        each = self.extra.get("each")
+        return dataclasses.replace(self, **parts, extra=each[number] if each else self.extra)
 
     def __iter__(self) -> Iterator[Posterior]:
         return (self[i] for i in range(len(self)))
@@ -353,6 +359,26 @@ def make_posterior(
         eves=eves,
         **fields,
     )
+
+
+def stacked(posteriors: Sequence[Posterior]) -> Posterior:
+    """Answers for several data sets as one, with a leading axis.
+
+    Where they went through different numbers of stages, the shorter ones are filled up with NaN.
+    """
+    parts: dict[str, Any] = {}
+    for one in dataclasses.fields(Posterior):
+        values = [getattr(posterior, one.name) for posterior in posteriors]
+        if one.name == "ess_by_stage" and values[0] is not None:
+            most = max(len(value) for value in values)
+            values = [np.pad(v, (0, most - len(v)), constant_values=np.nan) for v in values]
+        if one.name in ("samples", "data"):
+            parts[one.name] = {name: jnp.stack([v[name] for v in values]) for name in values[0]}
+        elif isinstance(values[0], np.ndarray | np.generic | jax.Array):
+            stack = np.stack([np.asarray(value) for value in values])
+            parts[one.name] = jnp.asarray(stack) if isinstance(values[0], jax.Array) else stack
+    extra = {"rescued": dict(enumerate(posteriors))}
+    return dataclasses.replace(posteriors[0], **parts, extra=extra)
 
 
 def _stages(ess_by_stage: Array | None) -> int:

@@ -141,7 +141,12 @@ def statistics(graph: Graph, data: Mapping[str, Table]) -> tuple[tuple[str, ...]
         rows = np.concatenate(parts, 1)
         if rows.shape[1] == 0:
             continue
-        kinds: dict[str, Any] = {"mean": np.mean, "spread": np.std, "least": np.min, "largest": np.max}
+        kinds: dict[str, Any] = {
+            "mean": np.mean,
+            "spread": np.std,
+            "least": np.min,
+            "largest": np.max,
+        }
         if rows.shape[1] == 1:
             kinds = {"value": np.mean}
         for kind, function in kinds.items():
@@ -157,10 +162,10 @@ def _on_scale(site: Site, value: Table) -> Table:
     tiny = float(np.finfo(np.float32).tiny)
 
     def log(x: Table) -> Table:
-        return np.log(np.maximum(x, tiny))
+        return np.asarray(np.log(np.maximum(x, tiny)))
 
     if isinstance(base, constraints.integer_greater_than):
-        return np.log1p(np.maximum(value - np.asarray(base.lower_bound), 0))
+        return np.asarray(np.log1p(np.maximum(value - np.asarray(base.lower_bound), 0)))
     if isinstance(base, constraints.greater_than):
         return log(value - np.asarray(base.lower_bound))
     if isinstance(base, constraints.less_than):

@@ -139,7 +139,6 @@ class Rescuer:
         posterior = make_posterior(
             {name: value[:kept] for name, value in samples.items()},
             jnp.asarray(found.log_weights[:kept], jnp.float32),
-            log_evidence=np.asarray(found.log_evidence),
             log_evidence_se=jnp.asarray(found.log_evidence_se, jnp.float32),
             num_resamplings=jnp.asarray(found.stops),
             ess_by_stage=jnp.asarray(found.ess_by_stop),
@@ -159,7 +158,8 @@ class Rescuer:
         }
         islands = jnp.asarray(found.island[:kept])
         worst = np.maximum(posterior.grade, grade)
-        return replace(posterior, grade=worst, eves=islands, extra=extra)
+        evidence = np.asarray(found.log_evidence, np.float64)[()]
+        return replace(posterior, grade=worst, eves=islands, log_evidence=evidence, extra=extra)
 
     def _check_possible(self, data: Values, pool: Pool) -> None:
         """Say which site is at fault, if no draw could have made the data."""
@@ -253,8 +253,9 @@ class Findings(NamedTuple):
             self.log_evidence_se,
             1.0 if accepted is None else accepted,
         )
-        grade, said = 0, [
-            f"Found by tempering, in {self.stops} temperatures with {self.sweeps} sweeps of moves"
+        grade = 0
+        said = [
+            f"Found by tempering: {self.stops} temperatures, {self.sweeps} sweeps of moves"
             f"{_accepted(self.acceptance)}."
         ]
         for value, limit in zip(measures, LIMITS, strict=True):

@@ -110,7 +110,7 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
         stored = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         networks[name] = _filled(blank, stored, path)
     history = History({name: _read(h) for name, h in header["history"].items()})
-    return Compiled(proposal, networks, estimator, history, Plan(**header["plan"]))
+    return Compiled(proposal, networks, estimator, history, Plan.read(header["plan"]))
 
 
 def _check_sites(program: Program, expected: Mapping[str, Any], path: Any) -> None:

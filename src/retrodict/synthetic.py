@@ -160,6 +160,7 @@ class Simulator:
     def chunk(self) -> int:
         """How many draws are made at a time."""
         each = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
+        each += sum(a.guide.working_bytes for a in self.assemblies if a.guide is not None)
         return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
 
     @cached_property

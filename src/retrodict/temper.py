@@ -221,7 +221,7 @@ class Temperer:
             seen.correlation,
             Guide(
                 climb.guide.lam.at[stop].set(lam),
-                climb.guide.sweeps.at[stop].set(seen.count),
+                climb.guide.sweeps.at[stop].set(seen.number),
                 jax.tree.map(lambda kept, new: kept.at[stop].set(new), climb.guide.tuning, tuning),
             ),
             Record(
@@ -244,7 +244,8 @@ class Temperer:
         rows = _rows(candidates.walkers.particle.z, heaviest)
         weights = jnp.take_along_axis(log_weights, heaviest, 1).reshape(-1)
         last = last._replace(metrics=_metrics(rows, jax.nn.softmax(weights)))
-        return jax.tree.map(lambda a, b: jnp.where(follow, a, b), told, last)
+        tuning: Tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), told, last)
+        return tuning
 
     def _rejuvenate(
         self,
@@ -264,8 +265,8 @@ class Temperer:
 
         def sweep(state: tuple[Walker, Tuning, Sweeps]) -> tuple[Walker, Tuning, Sweeps]:
             walkers, tuning, seen = state
-            keys = jax.random.split(jax.random.fold_in(rng_key, seen.count), self.num)
-            metric = (stop + seen.count) % 2
+            keys = jax.random.split(jax.random.fold_in(rng_key, seen.number), self.num)
+            metric = (stop + seen.number) % 2
             walkers, accepted = self._each(
                 lambda key, walker: self.moves.sweep(key, walker, place, tuning, metric),
                 keys,
@@ -274,7 +275,7 @@ class Temperer:
             mean = jax.tree.map(lambda chance: chance.mean(0), accepted)
             learned = adapted(self.moves, tuning, metric, mean)
             tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), tuning, learned)
-            count = seen.count + 1
+            count = seen.number + 1
             seen = Sweeps(
                 count,
                 correlations(before, features(walkers.particle)),
@@ -290,7 +291,7 @@ class Temperer:
 
         def going(state: tuple[Walker, Tuning, Sweeps]) -> Array:
             unlike = jnp.max(jnp.abs(state[2].correlation)) <= enough
-            return (state[2].count < most) & (follow | ~unlike)
+            return (state[2].number < most) & (follow | ~unlike)
 
         result: tuple[Walker, Tuning, Sweeps] = jax.lax.while_loop(
             going, sweep, (walkers, tuning, begin)
@@ -328,9 +329,7 @@ class Candidates(NamedTuple):
         first = climb.stops == 0
         at_start = pool.walkers.densities.prior - pool.log_start
         at_walkers = -climb.lam * climb.walkers.densities.likelihood
-        base = joined(
-            jnp.where(first, at_start, -jnp.inf), jnp.where(first, -jnp.inf, at_walkers)
-        )
+        base = joined(jnp.where(first, at_start, -jnp.inf), jnp.where(first, -jnp.inf, at_walkers))
         founders = jnp.tile(jnp.arange(POOL * temperer.size, dtype=jnp.int32), temperer.islands)
         walkers = jax.tree.map(joined, pool.walkers, climb.walkers)
         return Candidates(walkers, base, joined(founders, climb.eves))
@@ -345,13 +344,14 @@ class Candidates(NamedTuple):
         self, chosen: Int[Array, "islands particles"]
     ) -> tuple[Walker, Int[Array, " particles"]]:
         """The chosen of each island, islands one after the other."""
-        return jax.tree.map(lambda leaf: _rows(leaf, chosen), (self.walkers, self.eves))
+        walkers: Walker = jax.tree.map(lambda leaf: _rows(leaf, chosen), self.walkers)
+        return walkers, _rows(self.eves, chosen)
 
 
 class Sweeps(NamedTuple):
     """How the moves at one temperature went."""
 
-    count: Int[Array, ""]
+    number: Int[Array, ""]
     correlation: Float[Array, " coordinates"]
     acceptance: Acceptance
 

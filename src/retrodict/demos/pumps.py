@@ -115,7 +115,8 @@ def _weights(compiled: Any, data: Any) -> np.ndarray:
         jax.random.key(3), _repeated(data), number, method="importance", rescue=False
     )
     total = np.asarray(found.log_evidence)[:, None] + np.log(number)
-    return np.asarray(found.log_weights) + total
+    weights: np.ndarray = np.asarray(found.log_weights) + total
+    return weights
 
 
 def _divided(compiled: Any, data: Any, particles: int) -> np.ndarray:
