@@ -8,12 +8,15 @@ import matplotlib.pyplot as plt
 import pytest
 
 import retrodict as rd
+from retrodict.compiled import Compiled
 from retrodict.encoders import Embedding
+from retrodict.inference import Inference, Plan, first_choice
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TINY = rd.MADE((8,), 2, (8,), Embedding((8,), (8,), 8, 1))
+NO_RESCUE = {"rescue": False}
 SHORT = rd.Training(max_steps=10, batch_size=32, dataset_size=128, heldout_size=32)
 
 
@@ -31,6 +34,10 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         options |= {"estimator": TINY, "training": SHORT, "progress_bar": False}
         return real(rng_key, model, observed, **options)
 
+    # Planning and rescue have tests of their own, and take longer than all else here.
+    infer = Compiled.infer
+    monkeypatch.setattr(Compiled, "infer", lambda self, *a, **k: infer(self, *a, **k | NO_RESCUE))
+    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     monkeypatch.setattr(rd, "compile", quick)
     monkeypatch.chdir(tmp_path)
     names = {"t": [94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5]}

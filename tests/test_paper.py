@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 import retrodict.demos
 from retrodict.demos.answers import table
 from retrodict.demos.fhmm import lineage
+from retrodict.inference import Inference, Plan, first_choice
 
 SMALL = exact.FactorialHMM(np.array([10.0, 30.0, 40.0]), sd=15.0, initial=0.2, switch=0.1)
 STATES = np.array(list(itertools.product((0, 1), repeat=3)))
@@ -105,6 +106,7 @@ def test_tables_line_up():
 
 @pytest.mark.parametrize("name", retrodict.demos.NAMES)
 def test_demonstrations_run(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     if name == "pumps":
         monkeypatch.setattr("retrodict.demos.pumps.PARTICLES", (5, 50))
         monkeypatch.setattr("retrodict.demos.pumps.DIVIDED", (5,))

@@ -1,0 +1,187 @@
+"""Data sets on which importance sampling fails, each with its exact answer."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy import integrate, stats
+
+import retrodict as rd
+from zoo import SIGMA, eight_schools, pumps
+
+SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
+NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
+LITTLE = rd.Training(max_steps=100, batch_size=256, dataset_size=4096, heldout_size=1024)
+
+
+class Exact(NamedTuple):
+    """Log evidence; means and standard deviations of scalars."""
+
+    log_evidence: float
+    means: dict[str, Any]
+    sds: dict[str, Any]
+
+
+class Hard(NamedTuple):
+    model: Callable[..., Any]
+    observed: tuple[str, ...]
+    training: rd.Training
+    data: dict[str, Any]
+    exact: Callable[[], Exact]
+
+
+X = np.linspace(-1, 1, 10)
+NOISE = 0.003
+
+
+def line():
+    """Prior sd 10, posterior sd 0.001."""
+    a = numpyro.sample("a", dist.Normal(0, 10.0))
+    b = numpyro.sample("b", dist.Normal(0, 10.0))
+    with numpyro.plate("n", len(X)):
+        numpyro.sample("y", dist.Normal(a + b * jnp.asarray(X), NOISE))
+
+
+LINE = {"y": (12.34 - 7.89 * X + NOISE * np.random.default_rng(0).normal(size=10)).astype("f4")}
+
+
+def line_exact():
+    y = LINE["y"].astype(float)
+    design = np.stack([np.ones(10), np.asarray(X, "f4").astype(float)], 1)
+    cov = np.linalg.inv(np.eye(2) / 100 + design.T @ design / NOISE**2)
+    mean = cov @ design.T @ y / NOISE**2
+    log_z = stats.multivariate_normal.logpdf(
+        y, np.zeros(10), 100 * design @ design.T + NOISE**2 * np.eye(10)
+    )
+    sds = np.sqrt(np.diag(cov))
+    return Exact(log_z, dict(zip("ab", mean, strict=True)), dict(zip("ab", sds, strict=True)))
+
+
+# A hundred times longer than in training, with a hundred times as many failures.
+PUMPS = {
+    "t": 100 * np.array([94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5], "f4"),
+    "y": 100 * np.array([5, 1, 5, 14, 3, 19, 1, 1, 4, 22]),
+}
+
+
+def pumps_exact():
+    """θ integrated out: negative binomials; (α, β) on a grid of logarithms."""
+    grid_a, grid_b = np.linspace(-6, 4, 801), np.linspace(-8, 5, 801)
+    a, b = np.exp(grid_a)[:, None], np.exp(grid_b)[None, :]
+    log_joint = stats.expon.logpdf(a) + stats.gamma.logpdf(b, 0.1) + np.log(a * b)
+    for t, y in zip(PUMPS["t"].astype(float), PUMPS["y"], strict=True):
+        log_joint = log_joint + stats.nbinom.logpmf(y, a, b / (b + t))
+    log_z, moments = _moments(log_joint, (grid_a, grid_b), {"alpha": a, "beta": b})
+    covariates = stats.expon.logpdf(PUMPS["t"].astype(float), scale=50).sum()
+    return Exact(log_z + covariates, *moments)
+
+
+SCHOOLS = {"y": np.array([280.0, 80.0, -30.0, 70.0], "f4")}
+
+
+def schools_exact():
+    """θ integrated out: y_j ~ N(μ, τ² + σ_j²); (μ, log τ) on a grid."""
+    grid_mu, grid_tau = np.linspace(-40, 60, 1001), np.linspace(-8, 12, 1001)
+    mu, tau = grid_mu[:, None], np.exp(grid_tau)[None, :]
+    log_joint = stats.norm.logpdf(mu, 0, 5) + stats.halfcauchy.logpdf(tau, scale=5) + np.log(tau)
+    for y, sigma in zip(SCHOOLS["y"].astype(float), SIGMA, strict=True):
+        log_joint = log_joint + stats.norm.logpdf(y, mu, np.sqrt(tau**2 + sigma**2))
+    # τ itself has no variance to speak of: its tail is as heavy as its prior's
+    log_z, moments = _moments(log_joint, (grid_mu, grid_tau), {"mu": mu, "log tau": np.log(tau)})
+    return Exact(log_z, *moments)
+
+
+def two_modes():
+    """The sign of x is not observed."""
+    x = numpyro.sample("x", dist.Normal(0.5, 3.0))
+    with numpyro.plate("n", 4):
+        numpyro.sample("y", dist.Normal(x**2, 0.1))
+
+
+MODES = {"y": np.array([30.1, 29.95, 30.02, 30.03], "f4")}
+
+
+def modes_exact():
+    grid = np.sort(
+        np.concatenate([s * np.linspace(5.3, 5.65, 100_001) for s in (-1, 1)])
+    )
+    log_joint = stats.norm.logpdf(grid, 0.5, 3.0)
+    for y in MODES["y"].astype(float):
+        log_joint = log_joint + stats.norm.logpdf(y, grid**2, 0.1)
+    shift = log_joint.max()
+    weights = np.exp(log_joint - shift)
+
+    def integral(values):
+        half = len(grid) // 2
+        parts = (slice(None, half), slice(half, None))
+        return sum(integrate.simpson((weights * values)[p], x=grid[p]) for p in parts)
+
+    z = integral(1.0)
+    mean = integral(grid) / z
+    return Exact(
+        np.log(z) + shift, {"x": mean}, {"x": np.sqrt(integral(grid**2) / z - mean**2)}
+    )
+
+
+# Each alarm needs all of its causes, or a false alarm that is rarer still.
+RARE, FALSE, WIRED = 0.02, 1e-9, {"u": "abcde", "v": "fghij"}
+
+
+def alarms():
+    for name, causes in WIRED.items():
+        together = 1
+        for cause in causes:
+            together = together * numpyro.sample(f"cause_{cause}", dist.Bernoulli(RARE))
+        rings = jnp.where(together == 1, 0.9, FALSE)
+        numpyro.sample(f"alarm_{name}", dist.Bernoulli(rings))
+
+
+ALARMS = {"alarm_u": 1, "alarm_v": 1}
+
+
+def alarms_exact():
+    """The two alarms are independent: each by all states of its causes."""
+    log_z, means = 0.0, {}
+    for causes in WIRED.values():
+        total, on = 0.0, np.zeros(len(causes))
+        for state in product((0, 1), repeat=len(causes)):
+            weight = RARE ** sum(state) * (1 - RARE) ** (len(state) - sum(state))
+            weight *= 0.9 if all(state) else FALSE
+            total += weight
+            on += weight * np.array(state)
+        log_z += np.log(total)
+        means |= {f"cause_{c}": m for c, m in zip(causes, on / total, strict=True)}
+    return Exact(log_z, means, {n: np.sqrt(m * (1 - m)) for n, m in means.items()})
+
+
+def _moments(log_joint, grids, values):
+    def integral(weight):
+        inner = integrate.simpson(weight * np.exp(log_joint - log_joint.max()), x=grids[1])
+        return integrate.simpson(inner, x=grids[0])
+
+    z = integral(1.0)
+    means = {name: integral(value) / z for name, value in values.items()}
+    sds = {n: np.sqrt(integral(v**2) / z - means[n] ** 2) for n, v in values.items()}
+    return float(np.log(z) + log_joint.max()), (means, sds)
+
+
+HARD = {
+    "regression": Hard(line, ("y",), NOTHING, LINE, line_exact),
+    "pumps": Hard(pumps, ("t", "y"), LITTLE, PUMPS, pumps_exact),
+    "schools": Hard(eight_schools, ("y",), NOTHING, SCHOOLS, schools_exact),
+    "two modes": Hard(two_modes, ("y",), NOTHING, MODES, modes_exact),
+    "alarms": Hard(alarms, ("alarm_u", "alarm_v"), LITTLE, ALARMS, alarms_exact),
+}
+
+
+def values_of(posterior, name):
+    """Draws of a scalar; of log τ by its name."""
+    if name.startswith("log "):
+        return jnp.log(posterior.samples[name.removeprefix("log ")])
+    return posterior.samples[name]
+
+
