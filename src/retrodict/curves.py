@@ -78,8 +78,12 @@ CURVES: tuple[Curve, ...] = (
 def constrain(z: Array, c: Coordinate[Array], curves: tuple[int, ...]) -> Array:
     """The value at z, strictly inside the support; `curves` are the codes that occur."""
     x = CURVES[curves[0]].constrain(z, c)
-    for code in curves[1:]:
-        x = jnp.where(c.curve == code, CURVES[code].constrain(z, c), x)
+    if len(curves) > 1:
+        x = jnp.zeros_like(z)
+        for code in curves:
+            here = c.curve == code
+            # zero keeps the gradient of a branch not taken finite
+            x = jnp.where(here, CURVES[code].constrain(jnp.where(here, z, 0.0), c), x)
     return jnp.clip(x, c.least, c.most)
 
 
