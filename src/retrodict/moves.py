@@ -32,8 +32,10 @@ MOST_STEPS = 16
 # What neighbours tell of the scale depends on how many there are, so there it is only a shape.
 LOCAL_STEPS = 4
 LEAST_STEP, LARGEST_STEP = np.array([1e-5, 1e-3]), np.array([0.75, 1e3])
-# Acceptance aimed at: by trajectories (Beskos et al. 2013), and by changes of discrete latents.
-GOOD_ACCEPTANCE, GOOD_CHANGES = 0.75, 0.35
+# Steps differ from particle to particle by so many powers of e.
+SPREAD = 0.5
+# Acceptance aimed at by changes of discrete latents.
+GOOD_CHANGES = 0.35
 
 
 class Place(NamedTuple):
@@ -68,10 +70,19 @@ class Tuning(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """Chances with which the moves of one sweep were accepted."""
+    """Chances with which the moves of one sweep were accepted.
+
+    Attributes:
+        trajectory: of that of Hamiltonian Monte Carlo.
+        changes: of discrete latents.
+        log_step: of the trajectory.
+        jump: the squared distance that it may be expected to lead.
+    """
 
     trajectory: Float[Array, ""]
     changes: Float[Array, " kinds"]
+    log_step: Float[Array, ""]
+    jump: Float[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -97,9 +108,9 @@ class Moves:
     ) -> tuple[Walker, Acceptance]:
         """One move of every kind."""
         row_key, change_key = jax.random.split(rng_key)
-        trajectory = jnp.ones(())
+        how = Acceptance(jnp.ones(()), jnp.ones(len(self.limits)), jnp.zeros(()), jnp.zeros(()))
         if self.target.continuous:
-            walker, trajectory = self._trajectory(row_key, walker, place, tuning, metric)
+            walker, how = self._trajectory(row_key, walker, place, tuning, metric, how)
         accepted = []
         if self.target.discrete:
             keys = jax.random.split(change_key, len(self.limits))
@@ -107,19 +118,24 @@ class Moves:
             for key, change, n in zip(keys, [*redraws, self._flip], tuning.changes, strict=True):
                 walker, chance = change(key, walker, place, n)
                 accepted.append(chance)
-        changes = jnp.stack(accepted) if accepted else jnp.ones(len(self.limits))
-        return walker, Acceptance(trajectory, changes)
+        return walker, how._replace(changes=jnp.stack(accepted)) if accepted else how
 
     def _weigh(self, particle: Particle, place: Place) -> Walker:
         return Walker(particle, self.target.densities(place.data, particle))
 
     def _trajectory(
-        self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
-    ) -> tuple[Walker, Float[Array, ""]]:
+        self,
+        rng_key: PRNGKeyArray,
+        walker: Walker,
+        place: Place,
+        tuning: Tuning,
+        metric: Array,
+        how: Acceptance,
+    ) -> tuple[Walker, Acceptance]:
         """One transition of Hamiltonian Monte Carlo."""
         step_key, move_key = jax.random.split(rng_key)
         # steps of many lengths, for no coordinate to come back to where it was
-        step = tuning.steps[metric] * jax.random.uniform(step_key, minval=0.7, maxval=1.3)
+        log_step = jnp.log(tuning.steps[metric]) + SPREAD * jax.random.normal(step_key)
         turn = jnp.clip(jnp.round(TRAJECTORY / tuning.steps[metric]), 1, MOST_STEPS)
         number = jnp.where(metric == 0, turn, LOCAL_STEPS).astype(int)
 
@@ -128,9 +144,17 @@ class Moves:
 
         state = hmc.init(walker.particle.z, log_density)
         moved, info = hmc.build_kernel()(
-            move_key, state, log_density, step, tuning.metrics[metric], number
+            move_key, state, log_density, jnp.exp(log_step), tuning.metrics[metric], number
         )
-        return self._weigh(walker.particle._replace(z=moved.position), place), info.acceptance_rate
+        scales = tuning.metrics[metric]
+        scales = jnp.diagonal(scales) if scales.ndim == 2 else scales
+        jump = jnp.sum((info.proposal.position - walker.particle.z) ** 2 / scales)
+        how = how._replace(
+            trajectory=info.acceptance_rate,
+            log_step=log_step,
+            jump=jnp.where(info.acceptance_rate > 0, info.acceptance_rate * jump, 0.0),
+        )
+        return self._weigh(walker.particle._replace(z=moved.position), place), how
 
     def _copies(self, factor: Factor) -> tuple[int, ...]:
         return self.target.proposal.assemblies[factor.latents].copies
@@ -212,10 +236,16 @@ def _test(
     return jax.tree.map(partial(jnp.where, accept), there, here), chance
 
 
-def adapted(moves: Moves, tuning: Tuning, metric: Int[Array, ""], accepted: Acceptance) -> Tuning:
-    """Longer steps where most are accepted, shorter ones where few are."""
-    step = tuning.steps[metric] * jnp.exp(2.0 * (accepted.trajectory - GOOD_ACCEPTANCE))
-    changes = tuning.changes * jnp.exp(accepted.changes - GOOD_CHANGES)
+def adapted(moves: Moves, tuning: Tuning, metric: Int[Array, ""], seen: Acceptance) -> Tuning:
+    """The steps that led furthest (Fearnhead & Taylor 2013); more changes where most are accepted.
+
+    Particles that no step moves, as in the neck of a funnel, have no say in it.
+    """
+    total = jnp.sum(seen.jump)
+    best = jnp.sum(seen.jump * seen.log_step) / jnp.where(total > 0, total, 1.0)
+    # where none has moved, all steps were too long
+    step = jnp.where(total > 0, jnp.exp(best), 0.1 * tuning.steps[metric])
+    changes = tuning.changes * jnp.exp(seen.changes.mean(0) - GOOD_CHANGES)
     return tuning._replace(
         steps=jnp.clip(tuning.steps.at[metric].set(step), LEAST_STEP, LARGEST_STEP),
         changes=jnp.clip(changes, 1.0, jnp.maximum(moves.limits, 1.0)),

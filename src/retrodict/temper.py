@@ -273,7 +273,7 @@ class Temperer:
                 walkers,
             )
             mean = jax.tree.map(lambda chance: chance.mean(0), accepted)
-            learned = adapted(self.moves, tuning, metric, mean)
+            learned = adapted(self.moves, tuning, metric, accepted)
             tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), tuning, learned)
             count = seen.number + 1
             seen = Sweeps(
@@ -286,7 +286,9 @@ class Temperer:
         begin = Sweeps(
             jnp.zeros((), jnp.int32),
             jnp.ones(before.shape[1]),
-            Acceptance(jnp.zeros(()), jnp.zeros(tuning.changes.shape)),
+            Acceptance(
+                jnp.zeros(()), jnp.zeros(tuning.changes.shape), jnp.zeros(()), jnp.zeros(())
+            ),
         )
 
         def going(state: tuple[Walker, Tuning, Sweeps]) -> Array:
