@@ -2,56 +2,40 @@
 
 from functools import cache
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 import retrodict as rd
-from exact import ORACLES, kalman, series, series_loop
+from exact import ORACLES, kalman, series
+from oracles import (
+    NOTHING,
+    PARTICLES,
+    RUNS,
+    SMALL,
+    compiled,
+    data_of,
+    group,
+    repeated,
+    runs,
+)
+from retrodict.inference import Inference
 from zoo import key
-
-SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
-QUICK = rd.Training(max_steps=250, batch_size=256, dataset_size=8192, heldout_size=2048)
-NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
-
-
-@cache
-def compiled(name, training=QUICK):
-    model, observed, inverse, _, _ = ORACLES[name]
-    return rd.compile(
-        key(), model, observed, inverse=inverse, estimator=SMALL, training=training,
-        progress_bar=False,
-    )  # fmt: skip
-
-
-@cache
-def data_of(name):
-    graph = compiled(name).graph
-    values = graph.program.simulate(key(11))
-    return {site: np.asarray(values[site]) for site in graph.observed}
-
-
-def repeated(data, times):
-    return {site: np.repeat(np.asarray(value)[None], times, 0) for site, value in data.items()}
-
-
-def runs():
-    return [(name, method) for name, oracle in ORACLES.items() for method in oracle[-1]]
 
 
 @cache
 def many_answers(name, method):
     """Two hundred independent runs on one data set."""
-    return compiled(name).infer_many(key(12), repeated(data_of(name), 200), 200, method=method)
+    data = repeated(data_of(name), RUNS)
+    return compiled(name).infer_many(key(12), data, PARTICLES, method=method)
 
 
 @pytest.mark.parametrize(("name", "method"), runs())
 def test_evidence_is_unbiased(name, method):
     """The mean of Ẑ / Z over 200 runs is 1, within three standard errors."""
-    exact, _ = ORACLES[name][3](data_of(name))
-    ratio = np.exp(many_answers(name, method).log_evidence - exact)
+    exact = ORACLES[name].exact(data_of(name))
+    ratio = np.exp(many_answers(name, method).log_evidence - exact.log_evidence)
     error = ratio.std(ddof=1) / np.sqrt(len(ratio))
     assert error < 0.1
     assert abs(ratio.mean() - 1) < 3 * error
@@ -63,7 +47,7 @@ def test_posterior_means_are_exact(name, method):
 
     Ẑ · mean and Ẑ are both unbiased, so their ratio has no bias that 200 runs could show.
     """
-    _, means = ORACLES[name][3](data_of(name))
+    means = ORACLES[name].exact(data_of(name)).means
     answers = many_answers(name, method)
     weights = np.exp(answers.log_evidence - np.max(answers.log_evidence))
     weights /= weights.sum()
@@ -75,90 +59,29 @@ def test_posterior_means_are_exact(name, method):
         assert np.all(np.abs(pooled - exact) < 4 * error + 1e-4)
 
 
-@pytest.mark.parametrize("name", ["normal", "series"])
-def test_untrained_networks_cost_particles_not_correctness(name):
-    exact, means = ORACLES[name][3](data_of(name))
-    answer = compiled(name, NOTHING).infer(key(7), data_of(name), 20_000)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param("normal", "importance", marks=group("normal")),
+        pytest.param("series", "smc", marks=group("series")),
+    ],
+)
+def test_untrained_networks_cost_particles_not_correctness(name, method):
+    exact, means, _ = ORACLES[name].exact(data_of(name))
+    answer = compiled(name, NOTHING).infer(key(7), data_of(name), 20_000, method=method)
     assert abs(answer.log_evidence - exact) < 5 * float(answer.log_evidence_se) + 0.02
     for site, value in means.items():
         error = 6 * np.asarray(answer.sd(site)) / np.sqrt(answer.ess) + 1e-3
         assert np.all(np.abs(np.asarray(answer.mean(site)) - value) < error)
 
 
-def test_filtered_means_are_kalmans():
-    data = data_of("series")
-    _, means, variances = kalman(data["y"])
-    answer = compiled("series").infer(key(8), data, 4000, method="smc")
-    weights = np.exp(answer.filtered_log_weights)
-    assert weights.shape == answer.filtered["x"].shape == (8, 4000)
-    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-4)
-    found = (weights * answer.filtered["x"]).sum(1)
-    effective = 1 / (weights**2).sum(1)
-    # Errors of earlier steps add to a step's own.
-    assert np.all(np.abs(found - means) < 6 * np.sqrt(variances / effective))
-
-
-def test_streaming_is_the_same_filter():
-    compiled_series, data = compiled("series"), data_of("series")
-    exact, means, variances = kalman(data["y"])
-    state = compiled_series.filter_init(key(9), 4000)
-    for t, value in enumerate(data["y"]):
-        state, info = compiled_series.filter_step(
-            jax.random.fold_in(key(10), t), state, {"y": value}
-        )
-        assert 1 <= info.ess <= 4000
-    assert state.samples["x"].shape == (4000,)
-    found = np.sum(np.exp(state.log_weights) * state.samples["x"])
-    assert abs(found - means[-1]) < 6 * np.sqrt(variances[-1] / 1000)
-    assert abs(state.log_evidence - exact) < 0.15
-    with pytest.raises(rd.DataError, match=r"site 'y': expected shape \(\), found \(2,\)"):
-        compiled_series.filter_step(key(), state, {"y": [1.0, 2.0]})
-
-
-def test_streaming_needs_a_filter():
-    with pytest.raises(ValueError, match="inverse='filter'"):
-        compiled("normal").filter_init(key(), 10)
-
-
-def test_loop_and_scan_are_the_same_model():
-    data = data_of("series")["y"]
-    exact, *_ = kalman(data)
-    loop = rd.compile(
-        key(), series_loop, [f"y_{t}" for t in range(8)], model_kwargs={"steps": 8},
-        estimator=SMALL, training=QUICK, progress_bar=False,
-    )  # fmt: skip
-    assert loop.inverse.method == "filter"
-    assert len(loop.networks) == 2  # the first step has no past
-    answer = loop.infer(key(1), {f"y_{t}": data[t] for t in range(8)}, 2000, method="smc")
-    assert abs(answer.log_evidence - exact) < 5 * float(answer.log_evidence_se) + 0.02
-
-
-def test_one_particle_of_a_filter_is_one_importance_draw():
-    data = data_of("series")
-    a = compiled("series").infer(key(2), data, 1, method="smc", ess_threshold=0.0)
-    b = compiled("series").infer(key(2), data, 1, method="importance")
-    assert a.log_evidence == pytest.approx(b.log_evidence, abs=1e-4)
-    assert a.trust == b.trust == "poor"
-
-
-@pytest.mark.parametrize("rule", ["stratified", "multinomial", "residual"])
-def test_resampling_rules_give_the_same_evidence(rule):
-    exact, *_ = kalman(data_of("series")["y"])
-    answers = compiled("series").infer_many(
-        key(3), repeated(data_of("series"), 100), 100, method="smc", resampling=rule,
-        ess_threshold=1.0,
-    )  # fmt: skip
-    ratio = np.exp(answers.log_evidence - exact)
-    assert abs(ratio.mean() - 1) < 3 * ratio.std() / 10
-    assert np.all(answers.num_resamplings == 7)
-
-
+@group("series")
 def test_another_size_needs_no_other_networks():
     """Networks know nothing of the size of a plate, or of the length of a series."""
-    y = np.asarray(ORACLES["normal"][0].__defaults__)  # n = 4 when compiled
+    y = np.asarray(ORACLES["normal"].model.__defaults__)  # n = 4 when compiled
     assert y.tolist() == [4]
     larger = np.array([0.5, 1.5, 2.5, 0.0, 1.0, 3.0, 2.0])
-    exact, _ = ORACLES["normal"][3]({"y": larger})
+    exact, *_ = ORACLES["normal"].exact({"y": larger})
     answer = compiled("normal").infer(key(4), {"y": larger}, 4000, model_kwargs={"n": 7})
     assert abs(answer.log_evidence - exact) < 4 * float(answer.log_evidence_se) + 0.01
     longer = np.asarray(rd.trace(series, ["y"], model_kwargs={"steps": 20}).program.simulate(key())["y"])  # fmt: skip  # noqa: E501
@@ -186,13 +109,21 @@ def test_only_values_change_nothing_is_compiled_again():
     assert len(traces) == before
 
 
+@group("hierarchy")
 def test_plan_measures_every_candidate():
     plan = compiled("hierarchy").plan
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
-    assert compiled("normal").plan.method == "importance"
 
 
+@group("normal")
+def test_nothing_to_plan_where_there_is_one_stage():
+    normal = compiled("normal")
+    plan = Inference(normal.proposal).plan(normal.networks, key())
+    assert plan.method == "importance" and not plan.ess
+
+
+@group("hierarchy")
 def test_answers_carry_names_and_verdict():
     answer = compiled("hierarchy").infer(key(), data_of("hierarchy"), 500)
     table = answer.summary()
@@ -215,9 +146,18 @@ def test_impossible_data_name_stage_and_site():
         model.infer(key(), {"y": [0.5, 7.0]}, 100)
 
 
-def test_data_far_outside_the_prior_are_answered_and_not_trusted():
-    answer = compiled("normal").infer(key(), {"y": [400.0, 401.0, 402.0, 399.0]}, 200)
+@pytest.mark.parametrize(
+    ("name", "method", "y"),
+    [
+        pytest.param("rates", "importance", [10**6] * 3, marks=group("rates")),
+        pytest.param("rates", "divide", [10**5, 1, 10**5], marks=group("rates")),
+        pytest.param("series", "smc", [100.0] * 8, marks=group("series")),
+    ],
+)
+def test_data_far_outside_the_prior_are_answered_and_not_trusted(name, method, y):
+    answer = compiled(name).infer(key(), {"y": y}, PARTICLES, method=method)
     assert np.isfinite(answer.log_evidence)
+    assert np.all(np.isfinite(np.concatenate([np.ravel(v) for v in answer.samples.values()])))
     assert answer.trust == "poor"
 
 
@@ -236,12 +176,14 @@ BAD_DATA = {
 }  # fmt: skip
 
 
+@group("coin")
 @pytest.mark.parametrize(("data", "message"), BAD_DATA.values(), ids=BAD_DATA.keys())
 def test_bad_data_are_explained(data, message):
     with pytest.raises(rd.DataError, match=message):
         compiled("coin").infer(key(), data, 10)
 
 
+@group("coin")
 def test_bad_settings_are_explained():
     data = data_of("coin")
     with pytest.raises(ValueError, match="'divide'; for this model there are 'auto'"):
@@ -252,7 +194,9 @@ def test_bad_settings_are_explained():
         compiled("coin").infer(key(), data, 10, ess_threshold=2.0)
 
 
+@group("rates")
 def test_raw_proposals_agree_with_their_density():
     samples, log_q = compiled("rates").propose(key(), data_of("rates"), 64)
     again = compiled("rates").log_prob(samples, data_of("rates"))
-    np.testing.assert_allclose(log_q, again, atol=2e-3)
+    # in single precision, and far out a value does not come back from its bijection as it went
+    np.testing.assert_allclose(log_q, again, rtol=2e-4, atol=2e-3)

@@ -243,7 +243,7 @@ def test_broken_weights_lower_the_grade():
     assert staged.trust == "good" and staged.diagnostics.num_stages == 10
 
 
-def test_few_surviving_ancestors_are_at_most_fair():
+def test_few_surviving_draws_lower_the_grade():
     x, lw = jax.random.normal(jax.random.key(0), (1000,)), jnp.zeros(1000)
     make = partial(make_posterior, {"x": x}, lw, log_evidence_se=jnp.asarray(0.05))
     row = jnp.arange(1000)
@@ -251,11 +251,39 @@ def test_few_surviving_ancestors_are_at_most_fair():
     few = make(ancestors=jnp.stack([row // 50, row]))
     assert few.trust == "fair"
     assert few.diagnostics.reasons == (
-        "The number of first ancestors is 20, below the 50 that is needed to be good: "
-        "the first draws left few survivors.",
+        "The number of surviving draws is 20, below the 100 that is needed to be good: "
+        "resampling left a latent few values (x).",
     )
-    assert make(eves=row // 50).trust == "fair"
     assert make(ancestors=jnp.zeros((1, 1000), int)).trust == "poor"
+
+
+def test_a_past_shared_by_all_trajectories_is_no_worse_than_fair():
+    """Early steps rest on few draws, and say so; the others do not."""
+    steps, num = 6, 1000
+    x = jax.random.normal(jax.random.key(0), (num, steps))
+    x = x.at[:, 0].set(x[0, 0]).at[:, 1].set(x[jnp.arange(num) // 50, 1])
+    left = jnp.array([1.0, 20.0, 150.0, 400.0, 800.0, 1000.0])
+    p = make_posterior({"x": x}, jnp.zeros(num), survivors={"x": left}, ess_by_stage=left + 50)
+    assert p.trust == "fair"
+    assert p.diagnostics.reasons == (
+        "The number of surviving trajectories is 1, below the 100 that is needed to be good: early "
+        "steps share their past (steps 0 to 1 of x). Filtered marginals and last states do not "
+        "depend on it.",
+    )
+    assert np.isposinf(p.mcse("x")[0])
+    np.testing.assert_allclose(p.mcse("x")[1:], p.sd("x")[1:] / np.sqrt(left[1:] - 1), rtol=0.01)
+    assert p.summary().loc["x[0]", "ess"] == 0
+    # latents outside of time have no such excuse
+    assert make_posterior({"x": x[:, 0]}, jnp.zeros(num), survivors={"x": left[0]}).trust == "poor"
+
+
+def test_a_tail_of_no_weight_is_no_fault():
+    """k̂ says how heavy the tail is, not whether there is anything in it."""
+    heavy = jax.random.pareto(jax.random.key(0), 0.8, (2000,))
+    p = make_posterior({"x": heavy}, jnp.log1p(1e-4 * heavy))
+    assert p.pareto_k > 0.7 and p.ess > 1950
+    assert p.trust == "good"
+    assert make_posterior({"x": heavy}, jnp.log1p(heavy)).trust == "poor"
 
 
 def test_reasons_name_number_and_limit():

@@ -10,7 +10,6 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from retrodict import weights
-from retrodict.resampling import multinomial
 
 INF = np.inf
 pareto_k = jax.jit(weights.pareto_k)
@@ -97,72 +96,6 @@ def test_se_is_the_spread_over_runs():
     typical = np.sqrt(np.mean(np.square(jax.vmap(weights.log_evidence_se)(lw))))
     # the sd of a sample of 4000 is known to 1 part in √8000
     np.testing.assert_allclose(np.std(log_means), typical, rtol=4 / np.sqrt(8000))
-
-
-SIGMA, NUM, STEPS = 0.7, 100, 6
-SERIES = np.array([0.4, 1.1, 0.9, 2.0, 1.2, 0.3])
-
-
-def kalman_log_evidence():
-    mean, var, total = 0.0, 1.0, 0.0
-    for t, y in enumerate(SERIES):
-        if t:
-            mean, var = 0.9 * mean, 0.81 * var + 1.0
-        total += stats.norm.logpdf(y, mean, np.sqrt(var + SIGMA**2))
-        gain = var / (var + SIGMA**2)
-        mean, var = mean + gain * (y - mean), (1 - gain) * var
-    return total
-
-
-def bootstrap_filter(rng_key):
-    """log Ẑ, last log weights, ancestors: a state x_t = 0.9 x_{t-1} + N(0, 1) seen with noise."""
-
-    def step(carry, inputs):
-        x, lw, total = carry
-        key, y = inputs
-        key_choose, key_move = jax.random.split(key)
-        ancestors = multinomial(key_choose, lw, NUM)
-        x = 0.9 * x[ancestors] + jax.random.normal(key_move, (NUM,))
-        lw = jax.scipy.stats.norm.logpdf(y, x, SIGMA)
-        return (x, lw, total + weights.log_mean_exp(lw)), ancestors
-
-    key_first, *keys = jax.random.split(rng_key, STEPS)
-    x = jax.random.normal(key_first, (NUM,))
-    lw = jax.scipy.stats.norm.logpdf(SERIES[0], x, SIGMA)
-    start = (x, lw, weights.log_mean_exp(lw))
-    (_, lw, total), ancestors = jax.lax.scan(step, start, (jnp.stack(keys), SERIES[1:]))
-    return total, lw, ancestors
-
-
-def test_lineage_variance_is_unbiased():
-    runs = 4000
-    total, lw, ancestors = jax.jit(jax.vmap(bootstrap_filter))(
-        jax.random.split(jax.random.key(3), runs)
-    )
-    ratio = np.exp(np.asarray(total, float) - kalman_log_evidence())
-    assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(runs)
-    eves = jax.vmap(weights.trace_eves)(ancestors)
-    se = jax.vmap(weights.lineage_se, in_axes=(0, 0, None))(lw, eves, STEPS - 1)
-    # Lee & Whiteley (2018): the expectation of Ẑ² V is the variance of Ẑ
-    estimate = ratio**2 * np.asarray(se) ** 2
-    deviation = estimate - (ratio - 1) ** 2
-    assert abs(deviation.mean()) < 4 * deviation.std() / np.sqrt(runs)
-    # the test can tell: without ancestry the estimate is far too small
-    alone = np.asarray(jax.vmap(weights.log_evidence_se)(lw)) ** 2 * ratio**2 - (ratio - 1) ** 2
-    assert alone.mean() < -6 * alone.std() / np.sqrt(runs)
-
-
-def test_lineages_by_hand():
-    ancestors = jnp.array([[0, 0, 2, 3], [1, 1, 2, 2], [0, 1, 2, 3]])
-    eves = weights.trace_eves(ancestors)
-    np.testing.assert_array_equal(eves, [0, 0, 2, 2])
-    assert weights.num_families(eves) == 2
-    # families of weight 1/2 each, resampled twice: 1 - (4/3)³ · 1/2 < 0
-    assert weights.lineage_se(jnp.zeros(4), eves, 2) == 0.0
-    uneven = jnp.log(jnp.array([0.6, 0.3, 0.05, 0.05]))
-    expected = np.sqrt(1 - (4 / 3) ** 2 * (1 - 0.9**2 - 0.1**2))
-    np.testing.assert_allclose(weights.lineage_se(uneven, eves, 1), expected, rtol=1e-5)
-    assert np.isposinf(weights.lineage_se(uneven, jnp.zeros(4, int), 2))
 
 
 with warnings.catch_warnings():

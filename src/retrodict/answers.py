@@ -153,7 +153,7 @@ def _told(posterior: Posterior, reason: str) -> Posterior:
 
 
 # What only the planned method has; the rows of data sets that were rescued are void in these.
-_OWN = ("ess_by_stage", "ancestors", "filtered", "filtered_log_weights")
+_OWN = ("ess_by_stage", "ancestors", "survivors", "filtered", "filtered_log_weights")
 
 
 def _with_rows(batch: Posterior, found: Mapping[int, Posterior]) -> Posterior:

@@ -107,7 +107,7 @@ def _check_support(site: Site, array: np.ndarray[Any, Any]) -> None:
         return  # where it lies depends on other sites; the density says
     if isinstance(support, constraints.independent):
         support = support.base_constraint
-    inside = np.asarray(support(jnp.asarray(array)))
+    inside = np.asarray(support(array))  # NumPy in, and for most supports NumPy all the way
     if not inside.all():
         value = array[~inside].flat[0] if inside.shape == array.shape else "a value"
         raise DataError(

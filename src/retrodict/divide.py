@@ -18,12 +18,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.factors import Factor
+from retrodict.population import reweigh, start
 from retrodict.proposal import Networks, Proposal
 from retrodict.resampling import Resampler
-from retrodict.smc import Outcome, reweigh, start
+from retrodict.smc import Outcome
 from retrodict.trees import counted
 from retrodict.views import Values
 from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
+
+
+class Loss(NamedTuple):
+    """What resampling has cost so far.
+
+    Attributes:
+        variance: of the log evidence, summed over all populations that were merged.
+        shared: by latent, how much more than 1/K of all pairs, by weight, is copies of one draw.
+        sizes: the least effective sample size of each plate merged.
+    """
+
+    variance: Float[Array, ""]
+    shared: dict[str, Array]
+    sizes: list[Array]
 
 
 class Branch(NamedTuple):
@@ -63,7 +78,7 @@ class Divider:
         values: dict[str, Array] = {}
         open_branches: list[Branch] = []
         stood_in: dict[str, Factor] = {}
-        sizes: list[Array] = []
+        loss = Loss(jnp.zeros(()), {}, [])
         possible: dict[str, Array] = {}
         for number, factor in enumerate(factors):
             merge_key, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
@@ -75,8 +90,7 @@ class Divider:
             }
             merged = [b for b in open_branches if needed & set(b.sites)]
             open_branches = [b for b in open_branches if b not in merged]
-            values, evidence, seen = self._merge(merge_key, values, merged, factor.plates)
-            sizes += seen
+            values, evidence, loss = self._merge(merge_key, values, merged, factor.plates, loss)
             drawn, log_q = self._draw(networks, draw_key, factor, data, values)
             values = {**values, **drawn}
 
@@ -95,7 +109,7 @@ class Divider:
             sites = (*factor.latents, *(name for b in merged for name in b.sites))
             open_branches.append(Branch(sites, factor.plates, log_weights, evidence))
         return self._finish(
-            networks, rng_key, data, values, open_branches, stood_in, when, sizes, possible
+            networks, rng_key, data, values, open_branches, stood_in, when, loss, possible
         )
 
     def _finish(
@@ -107,14 +121,14 @@ class Divider:
         branches: Sequence[Branch],
         stood_in: dict[str, Factor],
         when: dict[str, int],
-        sizes: list[Array],
+        loss: Loss,
         possible: dict[str, Array],
     ) -> Outcome:
         """Bring what is left together; count what could not be counted in any one population."""
         roots = [b for b in branches if not b.plates]
         leaves = [b for b in branches if b.plates]
         last_key = jax.random.fold_in(rng_key, len(self.proposal.inverse.factors))
-        values, evidence, seen = self._merge(last_key, values, leaves, ())
+        values, evidence, loss = self._merge(last_key, values, leaves, (), loss)
         rest = [n for n, stage in when.items() if stage == len(self.proposal.inverse.factors)]
         density, can = self._densities(data, values, rest, ())
         log_weights = sum((b.log_weights for b in roots), density)
@@ -124,10 +138,17 @@ class Divider:
         particles = start(self.num_particles)._replace(values=values)
         particles = particles._replace(log_evidence=LogEvidence.zero().add(constant))
         particles = reweigh(particles, log_weights, len(self.proposal.stages) - 1)
-        resamplings = jnp.asarray(len(branches) > len(roots) or len(sizes) > 0, jnp.int32)
+        size = ess(particles.log_weights)
+        shared = {name: 1.0 / size + loss.shared.get(name, 0.0) for name in values}
+        particles = particles._replace(
+            num_resamplings=jnp.asarray(len(loss.sizes) > 0, jnp.int32),
+            lineage=particles.lineage._replace(settled=loss.variance),
+        )
         return Outcome(
-            particles._replace(num_resamplings=resamplings),
-            jnp.stack([*sizes, *seen, ess(particles.log_weights)]),
+            particles,
+            particles.log_evidence_se(),
+            {name: 1.0 / jnp.minimum(shared[name], 1.0) for name in self.proposal.graph.latent},
+            jnp.stack([*loss.sizes, size]),
             jnp.zeros((0, self.num_particles), jnp.int32),
             None,
             None,
@@ -140,16 +161,15 @@ class Divider:
         values: dict[str, Array],
         branches: Sequence[Branch],
         plates: tuple[str, ...],
-    ) -> tuple[dict[str, Array], Array, list[Array]]:
+        loss: Loss,
+    ) -> tuple[dict[str, Array], Array, Loss]:
         """Resample every population by itself, and pair its particles at random with the others'.
 
         Returns:
             the values, so that particle k of all populations together is one particle; the log
-            evidence of what was merged, by element of `plates`; the least ESS of each plate.
+            evidence of what was merged, by element of `plates`; and what it cost.
         """
-        sizes = self._sizes(plates)
-        evidence = jnp.zeros(sizes)
-        seen: list[Array] = []
+        evidence = jnp.zeros(self._sizes(plates))
         for number, branch in enumerate(branches):
             flat = branch.log_weights.reshape(-1, self.num_particles)
             log_weights, log_mean = jax.vmap(normalise)(flat)
@@ -170,8 +190,15 @@ class Divider:
             own = branch.log_evidence + log_mean.reshape(self._sizes(branch.plates))
             gone = tuple(i for i, plate in enumerate(branch.plates) if plate not in plates)
             evidence = evidence + own.sum(gone)
-            seen.append(jnp.min(jax.vmap(ess)(flat)))
-        return values, evidence, seen
+            sizes = jax.vmap(ess)(flat)
+            copies = 1.0 / sizes - 1.0 / self.num_particles
+            worst = jnp.max(copies)
+            loss = Loss(
+                loss.variance + jnp.sum(copies),
+                loss.shared | {n: loss.shared.get(n, 0.0) + worst for n in branch.sites},
+                [*loss.sizes, jnp.min(sizes)],
+            )
+        return values, evidence, loss
 
     def _sizes(self, plates: Sequence[str]) -> tuple[int, ...]:
         return tuple(self.proposal.graph.plates[plate] for plate in plates)
@@ -211,7 +238,9 @@ class Divider:
         sites = self.proposal.graph.sites
 
         def one(latents: Values) -> dict[str, Array]:
-            found = self.proposal.graph.program.run(jax.random.key(0), {**data, **latents})
+            found = self.proposal.graph.program.run(
+                jax.random.key(0), {**data, **latents}, only=names
+            )
             return {name: found.log_density[name] for name in names}
 
         possible = {}

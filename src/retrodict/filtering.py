@@ -18,9 +18,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict.data import check_data
 from retrodict.errors import DataError
 from retrodict.graph import Graph
+from retrodict.population import Population, blame, start
 from retrodict.proposal import Networks, Proposal, Stage
 from retrodict.resampling import resampler
-from retrodict.smc import Engine, Population, blame, carried, start
+from retrodict.smc import Engine, carried
 
 
 class FilterState(eqx.Module):
@@ -44,6 +45,11 @@ class FilterState(eqx.Module):
     def log_evidence(self) -> float:
         """log p̂ of all observations so far, in double precision."""
         return float(self.population.log_evidence.value())
+
+    @property
+    def log_evidence_se(self) -> float:
+        """Its standard error, by what is left of the particles' families."""
+        return float(self.population.log_evidence_se())
 
 
 class FilterInfo(NamedTuple):
@@ -111,7 +117,7 @@ class StreamingFilter:
 
         leading, carry = jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_particles))
         population = start(num_particles)._replace(values=leading)
-        moving = carried(population, carry, jnp.zeros(num_particles))
+        moving = carried(population, carry)
         blank = {
             name: jnp.zeros((num_particles, *site.shape[1:]), site.dtype)
             for name, site in self.graph.sites.items()

@@ -21,15 +21,17 @@ from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph import Graph
 from retrodict.inverse import invert
+from retrodict.population import blame
 from retrodict.posterior import Posterior, make_posterior, stacked
 from retrodict.proposal import Networks, Proposal
 from retrodict.reading import trace
 from retrodict.reference import DATASETS, Reference
 from retrodict.resampling import Resampler, resampler
 from retrodict.rescue import Rescuer
-from retrodict.smc import Engine, Outcome, blame
+from retrodict.smc import Engine, Outcome
 from retrodict.synthetic import joint_draws
 from retrodict.trees import divisible
+from retrodict.trust import Judged, judge
 from retrodict.views import Values
 
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
@@ -108,9 +110,9 @@ class Inference:
         checked = check_data(self.graph, data)
         if settings.method == "temper":
             return self._rescuer(settings)(networks, rng_key, checked, _dims(self.graph))
-        outcome, deterministic = self._runner(settings)(networks, rng_key, checked)
+        outcome, deterministic, judged = self._runner(settings)(networks, rng_key, checked)
         self._check_possible(outcome)
-        return self._posterior(outcome, deterministic, checked, settings.method)
+        return self._posterior(outcome, deterministic, judged, checked, settings.method)
 
     def many(
         self,
@@ -142,8 +144,8 @@ class Inference:
             done = jax.device_get(run(networks, keys[places], rows))
             kept = min(together, number - start)
             parts.append(jax.tree.map(lambda leaf, kept=kept: leaf[:kept], done))
-        outcome, deterministic = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return self._posterior(outcome, deterministic, checked, settings.method)
+        outcome, deterministic, judged = jax.tree.map(lambda *all_: np.concatenate(all_), *parts)
+        return self._posterior(outcome, deterministic, judged, checked, settings.method)
 
     def _together(self, networks: Networks, num_particles: int, number: int, memory: int) -> int:
         """How many data sets fit into memory at once; every value is held about ten times."""
@@ -154,7 +156,7 @@ class Inference:
 
     def _runner(
         self, settings: Settings, *, many: bool = False
-    ) -> Callable[..., tuple[Outcome, dict[str, Array]]]:
+    ) -> Callable[..., tuple[Outcome, dict[str, Array], Judged]]:
         """The compiled function for these settings; made once, then kept."""
         if settings.method not in self.candidates:
             raise ValueError(
@@ -176,7 +178,8 @@ class Inference:
                 def deterministic(latents: Values) -> dict[str, Array]:
                     return self.graph.program.deterministic({**data, **latents})
 
-                return outcome, jax.vmap(deterministic)(outcome.population.values)
+                values = jax.vmap(deterministic)(outcome.population.values)
+                return outcome, values, _judged(outcome, settings.method)
 
             batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
             self._runners[settings, many] = jax.jit(batched)
@@ -220,18 +223,22 @@ class Inference:
         return {}
 
     def _posterior(
-        self, outcome: Outcome, deterministic: dict[str, Array], data: Values, method: str
+        self,
+        outcome: Outcome,
+        deterministic: dict[str, Array],
+        judged: Judged,
+        data: Values,
+        method: str,
     ) -> Posterior:
         particles = outcome.population
-        staged = method != "importance"
         return make_posterior(
             {**particles.values, **deterministic},
-            jnp.asarray(particles.log_weights),
+            particles.log_weights,
             log_evidence=particles.log_evidence,
-            num_nonfinite=particles.num_nonfinite,
             num_resamplings=particles.num_resamplings,
-            ancestors=jnp.asarray(outcome.ancestors) if outcome.ancestors.size else None,
-            ess_by_stage=outcome.ess_by_stage if staged else None,
+            judged=judged,
+            ancestors=outcome.ancestors if outcome.ancestors.size else None,
+            ess_by_stage=outcome.ess_by_stage if method != "importance" else None,
             filtered=outcome.filtered,
             filtered_log_weights=outcome.filtered_log_weights,
             method=method,
@@ -287,6 +294,20 @@ class Inference:
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
+
+
+def _judged(outcome: Outcome, method: str) -> Judged:
+    particles = outcome.population
+    if method == "importance":
+        return judge(particles.log_weights, num_nonfinite=particles.num_nonfinite)
+    return judge(
+        particles.log_weights,
+        log_evidence_se=outcome.log_evidence_se,
+        num_nonfinite=particles.num_nonfinite,
+        ess_by_stage=outcome.ess_by_stage,
+        eves=particles.lineage.old,
+        survivors=outcome.survivors,
+    )
 
 
 def first_choice(proposal: Proposal) -> str:

@@ -9,8 +9,8 @@ The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), se
 `Evaluation.log_density`.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -143,17 +143,23 @@ class Program:
         *,
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
         expect: Expect | None = None,
+        only: Collection[str] | None = None,
     ) -> Evaluation:
         """Run the model once; sites in `given` take that value, the others are drawn.
 
         A site in `keys` is drawn with that key. So a population that draws one site anew can make
         its keys in one go, and the other sites' draws, which are not wanted, cost it nothing.
+        With `only`, no other site is scored, and the run ends with the last of them: XLA leaves out
+        what is not used, but to trace a long program once for each of its sites takes a while.
         """
-        handler = _Run(self, rng_key, given, notes or _Notes(), scan=None, keys=keys, expect=expect)
+        wanted = None if only is None else frozenset(only)
+        handler = _Run(
+            self, rng_key, given, notes or _Notes(), None, keys=keys, expect=expect, only=wanted
+        )
         # NumPyro's checks of values have tolerances that a float32 simplex can miss, and depend on
         # how Python was started; supports are checked where that is needed, see `guarded`.
         checks = nullcontext() if notes is not None else validation_enabled(False)
-        with checks, handler:
+        with suppress(_Reached), checks, handler:
             self.model(*self.args, **self.kwargs)
         return handler.result
 
@@ -307,6 +313,7 @@ class _Run(Messenger):
         stop_at: "tuple[int, Callable[[_Opened], None]] | None" = None,
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
         expect: Expect | None = None,
+        only: frozenset[str] | None = None,
     ) -> None:
         self.program = program
         self.rng_key = rng_key
@@ -316,6 +323,7 @@ class _Run(Messenger):
         self.stop_at = stop_at
         self.expect = expect
         self.keys = keys
+        self.only = only
         self.result = Evaluation.empty()
         super().__init__()
 
@@ -364,8 +372,17 @@ class _Run(Messenger):
             raise KeyError(f"no value for site '{name}', and no key to draw one with")
         msg["value"] = value
         self._note(msg, value)
-        self._score(msg, jnp.asarray(self.given.get(own(name), value)))
         self.result.values[name] = value
+        if self.only is None or name in self.only:
+            self._score(msg, jnp.asarray(self.given.get(own(name), value)))
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """Leave the model when all that is wanted has been scored; not from inside of a scan."""
+        if self.only is None or self.scan is not None:
+            return
+        if self.only <= set(self.result.log_density):
+            raise _Reached(None)
 
     def _score(self, msg: Message, value: Array) -> None:
         name, fn = msg["name"], msg["fn"]
@@ -451,6 +468,7 @@ class _Run(Messenger):
                 scan=number,
                 keys=keys,
                 expect=self.expect,
+                only=self.only,
             )
             # The handlers around the scan must not see a single step's messages.
             with handlers.block(), handler:
@@ -471,6 +489,7 @@ class _Run(Messenger):
         self.result.parameters.update(result.parameters)
         self.result.carries.update(carries)
         self.result.moments.update(result.moments)
+        self._end_if_done()
         msg["value"] = (length, None, carry), (_no_trace(), ys)
 
 

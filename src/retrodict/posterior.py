@@ -8,11 +8,10 @@ Weights are normalised; the verdict `trust` is read from them alone, against the
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -21,13 +20,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from retrodict.resampling import systematic
-from retrodict.trust import GRADES, Assessment, Diagnostics, assess, reasons
+from retrodict.trust import GRADES, Diagnostics, Judged, judge, reasons
 from retrodict.weights import (
     LogEvidence,
-    drop_nonfinite,
-    normalise,
-    trace_eves,
-    weighted_hdi,
     weighted_mcse,
     weighted_mean,
     weighted_sd,
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from retrodict.plots import Kind
+    from retrodict.tables import Rounding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +62,7 @@ class Posterior:
     ess_by_stage: Float[Array, "*datasets stages"] | None = None
     ancestors: Int[Array, "*datasets stages particles"] | None = None
     eves: Int[Array, "*datasets particles"] | None = None
+    survivors: Mapping[str, Float[Array, "*rest"]] = field(default_factory=dict)
     filtered: Mapping[str, Array] | None = None
     filtered_log_weights: Float[Array, "*datasets time particles"] | None = None
     data: Mapping[str, Array] = field(default_factory=dict)
@@ -96,10 +93,17 @@ class Posterior:
         return Diagnostics(
             method=self.method,
             trust=GRADES[int(self.grade)],
-            reasons=(*self.extra.get("reasons", ()), *reasons(self.measures, self.num_particles)),
+            reasons=(
+                *self.extra.get("reasons", ()),
+                *reasons(
+                    self.measures,
+                    self.num_particles,
+                    {name: np.asarray(left) for name, left in self.survivors.items()},
+                ),
+            ),
             num_particles=self.num_particles,
             num_nonfinite=int(self.num_nonfinite),
-            num_stages=_stages(self.ess_by_stage),
+            num_stages=1 if self.ess_by_stage is None else max(self.ess_by_stage.shape[-1], 1),
             num_resamplings=int(self.num_resamplings),
             extra=self.extra,
         )
@@ -115,12 +119,25 @@ class Posterior:
         return sd
 
     def mcse(self, site: str) -> Array:
-        """Standard error of `mean(site)`: see `weights.weighted_mcse`."""
-        eves = self.eves
+        """Standard error of `mean(site)`: see `weights.weighted_mcse`.
+
+        It is inf where all particles have the one value that resampling left.
+        """
+        eves, survivors = self.eves, self._behind(site)
         if eves is None:
             eves = jnp.broadcast_to(jnp.arange(self.num_particles), self.log_weights.shape)
-        error: Array = _each(self.batched, weighted_mcse)(self.log_weights, self._site(site), eves)
+        error: Array = _each(self.batched, weighted_mcse)(
+            self.log_weights, self._site(site), eves, survivors
+        )
         return error
+
+    def _behind(self, site: str) -> Array | None:
+        """Effective number of draws a site rests on; if computed from others, the least of all."""
+        if site in self.survivors or not self.survivors:
+            return self.survivors.get(site)
+        axes = self.log_weights.ndim - 1
+        least = [left.min(axis=tuple(range(axes, left.ndim))) for left in self.survivors.values()]
+        return jnp.min(jnp.stack(least), 0)
 
     def expectation(self, fn: Callable[[dict[str, Array]], PyTree]) -> PyTree:
         """Weighted mean of fn over draws; fn takes one draw, a dict of site → value."""
@@ -149,32 +166,17 @@ class Posterior:
             for name, value in self.samples.items()
         }
 
-    def summary(self, *, round_to: int | Literal["auto"] | None = "auto") -> pd.DataFrame:
+    def summary(self, *, round_to: Rounding = "auto") -> pd.DataFrame:
         """One row a scalar: mean, sd, 94 % highest-density interval, Monte Carlo error and ESS.
 
         ArviZ's columns, computed with the weights; `ess` is that of the row's own mean,
         (sd / mcse_mean)². `round_to` is a number of decimals; `"auto"` keeps two digits of each
         row's Monte Carlo error, None all.
         """
-        import pandas as pd
+        from retrodict.tables import summary
 
         self._one("summary()")
-        rows: dict[str, list[float]] = {}
-        for name, value in self.samples.items():
-            flat = np.asarray(value).reshape(self.num_particles, -1)
-            moments = [np.ravel(f(name)) for f in (self.mean, self.sd, self.mcse)]
-            for number, index in enumerate(np.ndindex(value.shape[1:])):
-                label = f"{name}[{', '.join(map(str, index))}]" if index else name
-                mean, sd, mcse = (float(m[number]) for m in moments)
-                low, high = weighted_hdi(flat[:, number], np.asarray(self.log_weights), 0.94)
-                # a site that never varies is known exactly by as many draws as there are
-                effective = (sd / mcse) ** 2 if mcse > 0.0 else float(self.ess)
-                rows[label] = [mean, sd, low, high, mcse, effective]
-        columns = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-        if "note" in self.extra:
-            table = table.rename_axis(columns=self.extra["note"])
-        return _rounded(table, round_to)
+        return summary(self, round_to)
 
     def to_arviz(self) -> Any:
         """ArviZ's own object: InferenceData before ArviZ 1.0, an xarray DataTree from then on.
@@ -184,52 +186,10 @@ class Posterior:
           a copy, and as scalars `ess`, `pareto_k`, `log_evidence`, `log_evidence_se`;
         - `observed_data`.
         """
+        from retrodict.tables import to_arviz
+
         self._one("to_arviz()")
-        try:
-            import arviz
-        except ImportError as error:
-            raise ImportError(
-                "to_arviz() needs ArviZ, which is not installed: pip install arviz"
-            ) from error
-        # a key of its own, the same every time: the same posterior gives the same draws
-        particle = systematic(jax.random.key(0), self.log_weights, self.num_particles)
-        draws = {name: np.asarray(value[particle])[None] for name, value in self.samples.items()}
-        stats = {
-            "log_weight": np.asarray(self.log_weights)[None],
-            "particle": np.asarray(particle)[None],
-        }
-        data = {name: np.asarray(value) for name, value in self.data.items()}
-        known = {name: list(names) for name, names in self.dims.items()}
-
-        def dataset(values: Mapping[str, np.ndarray], **options: Any) -> Any:
-            dims = {name: known[name] for name in values if name in known}
-            # ArviZ leaves this function without types
-            return arviz.dict_to_dataset(  # type: ignore[no-untyped-call, unused-ignore]
-                values, coords=dict(self.coords), dims=dims, **options
-            )
-
-        measures = {
-            name: float(getattr(self, name))
-            for name in ("ess", "pareto_k", "log_evidence", "log_evidence_se")
-        }
-        groups = {
-            "posterior": dataset(draws),
-            "sample_stats": dataset(stats).assign(measures),
-        }
-        groups["sample_stats"].attrs.update(
-            trust=self.trust, method=self.method, reasons=" ".join(self.diagnostics.reasons)
-        )
-        old = int(arviz.__version__.split(".")[0]) < 1
-        if data:
-            # data have no chain and no draw; ArviZ 1.0 renamed the option that says so
-            groups["observed_data"] = dataset(
-                data, **{"default_dims" if old else "sample_dims": []}
-            )
-        if old:
-            return arviz.InferenceData(**groups)
-        import xarray
-
-        return xarray.DataTree.from_dict(groups)
+        return to_arviz(self)
 
     def plot(
         self,
@@ -310,11 +270,14 @@ def make_posterior(
     log_weights: Float[Array, "*datasets particles"],
     *,
     log_evidence: Float[Array, "*datasets"] | LogEvidence | None = None,
+    num_resamplings: Int[Array, "*datasets"] | None = None,
+    judged: Judged | None = None,
     log_evidence_se: Float[Array, "*datasets"] | None = None,
     num_nonfinite: Int[Array, "*datasets"] | None = None,
-    num_resamplings: Int[Array, "*datasets"] | None = None,
+    ess_by_stage: Float[Array, "*datasets stages"] | None = None,
     ancestors: Int[Array, "*datasets stages particles"] | None = None,
     eves: Int[Array, "*datasets particles"] | None = None,
+    survivors: Mapping[str, Float[Array, "*rest"]] | None = None,
     **fields: Any,
 ) -> Posterior:
     """A `Posterior` from particles and their unnormalised log weights.
@@ -323,42 +286,59 @@ def make_posterior(
         samples: site → `(particles, *shape)`, with a leading axis if there are many data sets.
         log_weights: unnormalised, those of the last stage.
         log_evidence: from all stages; without it, the log mean of `log_weights`.
-        log_evidence_se: its standard error; without it, estimated from weights and ancestry.
-        num_nonfinite: weights found non-finite at earlier stages and set to zero since.
         num_resamplings: how often the population was resampled.
+        judged: by `judge`, if that has been done.
+        log_evidence_se: standard error; without it, estimated from weights and ancestry.
+        num_nonfinite: weights found non-finite at earlier stages and set to zero since.
+        ess_by_stage: effective sample sizes before each choice of ancestors, and in the end.
         ancestors: index of each particle's parent, at every stage.
-        eves: index of each particle's ancestor in the first population, if `ancestors` is not kept.
+        eves: index of each particle's ancestor far back, by which errors are told; without it, in
+            the first population.
+        survivors: by latent, the effective number of its draws that are left; of a series, by
+            step. Without it, of the worst stage.
         fields: the other fields of `Posterior`.
     """
     shape = log_weights.shape[:-1]
-    if eves is None and ancestors is not None and ancestors.shape[-2]:
-        eves = _each(bool(shape), trace_eves)(ancestors)
-    earlier = jnp.zeros(shape, jnp.int32) if num_nonfinite is None else jnp.asarray(num_nonfinite)
-    times = jnp.zeros(shape, jnp.int32) if num_resamplings is None else jnp.asarray(num_resamplings)
-    stages = _stages(fields.get("ess_by_stage"))
-    log_normalised, log_mean, found, broken = _each(bool(shape), _weigh)(
-        jnp.asarray(log_weights), log_evidence_se, earlier, eves, times, np.full(shape, stages)
-    )
+    zeros = np.zeros(shape, np.int32)
+    if judged is None:
+        given = {
+            "log_evidence_se": log_evidence_se,
+            "num_nonfinite": jnp.asarray(zeros if num_nonfinite is None else num_nonfinite),
+            "ess_by_stage": ess_by_stage,
+            "ancestors": ancestors if ancestors is not None and ancestors.shape[-2] else None,
+            "eves": eves,
+            "survivors": None if survivors is None else dict(survivors),
+        }
+        judged = _each(bool(shape), _judge)(jnp.asarray(log_weights), given)
+        if "" in judged.survivors:  # of the worst stage, which may be any latent's
+            judged = judged._replace(survivors=dict.fromkeys(samples, judged.survivors[""]))
+    found = judged.assessment
     if isinstance(log_evidence, LogEvidence):
         evidence = log_evidence.value()
     else:
-        evidence = np.asarray(log_mean if log_evidence is None else log_evidence, np.float64)
+        evidence = np.asarray(judged.log_mean if log_evidence is None else log_evidence, np.float64)
     # [()] makes a number of an array without axes, and leaves others as they are
     return Posterior(
         samples=dict(samples),
-        log_weights=log_normalised,
+        log_weights=judged.log_weights,
         log_evidence=evidence[()],
         log_evidence_se=np.asarray(found.log_evidence_se)[()],
         ess=np.asarray(found.ess)[()],
         pareto_k=np.asarray(found.pareto_k)[()],
         grade=np.asarray(found.grade)[()],
         measures=np.asarray(found.measures),
-        num_nonfinite=np.asarray(earlier + broken)[()],
-        num_resamplings=np.asarray(times)[()],
+        num_nonfinite=np.asarray(judged.num_nonfinite)[()],
+        num_resamplings=np.asarray(zeros if num_resamplings is None else num_resamplings)[()],
+        ess_by_stage=ess_by_stage,
         ancestors=ancestors,
-        eves=eves,
+        eves=judged.eves,
+        survivors=judged.survivors,
         **fields,
     )
+
+
+def _judge(log_weights: Array, given: dict[str, Any]) -> Judged:
+    return judge(log_weights, **given)
 
 
 def stacked(posteriors: Sequence[Posterior]) -> Posterior:
@@ -381,30 +361,6 @@ def stacked(posteriors: Sequence[Posterior]) -> Posterior:
     return dataclasses.replace(posteriors[0], **parts, extra=extra)
 
 
-def _stages(ess_by_stage: Array | None) -> int:
-    return 1 if ess_by_stage is None else max(int(ess_by_stage.shape[-1]), 1)
-
-
-def _weigh(
-    log_weights: Array,
-    log_evidence_se: Array | None,
-    earlier: Array,
-    eves: Array | None,
-    resamplings: Array,
-    stages: Array,
-) -> tuple[Array, Array, Assessment, Array]:
-    _, broken = drop_nonfinite(log_weights)
-    found = assess(
-        log_weights,
-        log_evidence_se,
-        num_nonfinite=earlier,
-        eves=eves,
-        resamplings=resamplings,
-        stages=stages,
-    )
-    return *normalise(log_weights), found, broken
-
-
 @eqx.filter_jit
 def _vmapped(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.vmap(function)(*arguments)
@@ -419,17 +375,3 @@ def _each(batched: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one data set, compiled, over a leading axis of data sets if there is one."""
     run = _vmapped if batched else _jitted
     return lambda *arguments: run(function, *arguments)
-
-
-def _rounded(table: pd.DataFrame, round_to: int | Literal["auto"] | None) -> pd.DataFrame:
-    if round_to is None:
-        return table
-    table["ess"] = table["ess"].round(0)
-    numbers = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean"]
-    if round_to != "auto":
-        table[numbers] = table[numbers].round(round_to)
-        return table
-    for label, error in table["mcse_mean"].items():
-        decimals = 1 - math.floor(math.log10(error)) if error > 0.0 and np.isfinite(error) else 3
-        table.loc[label, numbers] = table.loc[label, numbers].round(decimals)
-    return table

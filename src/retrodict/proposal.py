@@ -115,6 +115,15 @@ class Proposal:
         }
         return Proposal(inverse, assemblies, marginals, constants, tuple(stages))
 
+    @staticmethod
+    def bootstrap(inverse: Inverse) -> "Proposal":
+        """Without networks: every latent from the model's own conditional (Gordon et al. 1993).
+
+        The inverse must draw in the program's order, as "filter" does.
+        """
+        own = tuple(replace(factor, own=True) for factor in inverse.factors)
+        return Proposal.of(replace(inverse, factors=own))
+
     @property
     def graph(self) -> Graph:
         """The model's graph."""
@@ -207,7 +216,7 @@ class Proposal:
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
         """From the model's own conditional; what else the run draws is not used."""
         keys = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(names)}
-        found = self.graph.program.run(jax.random.key(0), values, keys=keys)
+        found = self.graph.program.run(jax.random.key(0), values, keys=keys, only=names)
         log_q = sum((found.log_density[name].sum() for name in names), jnp.zeros(()))
         return {name: found.values[name] for name in names}, log_q
 

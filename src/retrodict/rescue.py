@@ -20,10 +20,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from retrodict.errors import DataError
 from retrodict.moves import Moves
+from retrodict.population import blame
 from retrodict.posterior import Posterior, make_posterior
 from retrodict.proposal import Networks, Proposal
 from retrodict.resampling import Resampler, resampler
-from retrodict.smc import blame
 from retrodict.targets import Target
 from retrodict.temper import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.trust import Limit

@@ -25,36 +25,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from retrodict.lineages import Lineage, paths, survivors
+from retrodict.population import Population, reweigh, start
 from retrodict.proposal import Networks, Proposal, Stage, at_step
 from retrodict.resampling import Resampler
 from retrodict.views import Values
-from retrodict.weights import LogEvidence, drop_nonfinite, ess, normalise
-
-
-class Population(NamedTuple):
-    """Weighted particles: what the next stage needs.
-
-    Attributes:
-        values: latents drawn so far, particles first.
-        log_weights: normalised, so that they sum to one.
-        log_evidence: of what is counted so far.
-        num_nonfinite: weights that were NaN or +inf, and were set to zero.
-        num_resamplings: how often the population was resampled.
-        failed: the first stage at which every weight was zero, or −1.
-    """
-
-    values: dict[str, Array]
-    log_weights: Float[Array, " particles"]
-    log_evidence: LogEvidence
-    num_nonfinite: Int[Array, ""]
-    num_resamplings: Int[Array, ""]
-    failed: Int[Array, ""]
+from retrodict.weights import ess
 
 
 class Outcome(NamedTuple):
-    """The last population, and what was seen on the way."""
+    """The last population, and what was seen on the way.
+
+    Attributes:
+        population: after the last stage.
+        survivors: for every latent, the effective number of its draws that are left: one number,
+            or one for each step of a series.
+    """
 
     population: Population
+    log_evidence_se: Float[Array, ""]
+    survivors: dict[str, Array]
     ess_by_stage: Float[Array, " stages"]
     ancestors: Int[Array, "stages particles"]
     filtered: dict[str, Array] | None
@@ -140,14 +130,39 @@ class Engine:
                 held = held + increment - log_q
             else:
                 particles = reweigh(particles, increment - log_q, number)
+        chosen = jnp.zeros((0, self.num_particles), jnp.int32)
+        chosen = jnp.concatenate([chosen, *ancestors])
         return Outcome(
             particles,
+            particles.log_evidence_se(),
+            self._survivors(chosen, particles.log_weights),
             jnp.concatenate([*sizes, ess(particles.log_weights)[None]]),
-            jnp.concatenate(ancestors) if ancestors else jnp.zeros((0, self.num_particles), int),
+            chosen,
             filtered,
             filtered_log_weights,
             possible,
         )
+
+    def _survivors(
+        self, ancestors: Int[Array, "stages particles"], log_weights: Float[Array, " particles"]
+    ) -> dict[str, Array]:
+        """By latent, the effective number of draws that are left of its stage, or of its steps."""
+        graph, generation = self.proposal.graph, 0
+        found: dict[str, Array] = {}
+        if self.threshold > 0:
+            left = survivors(ancestors, log_weights)
+        else:
+            left = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
+        for stage in self.proposal.stages:
+            own: Array = left[generation]
+            length = 1
+            if stage.scan is not None and self.proposal.runs_forward(stage):
+                length = graph.scan_lengths[stage.scan]
+                own = left[generation : generation + length]
+                own = own[::-1] if graph.reversed_scans[stage.scan] else own
+            found |= {name: own for factor in stage.factors for name in factor.latents}
+            generation += length
+        return found
 
     def _draw(
         self,
@@ -176,7 +191,9 @@ class Engine:
 
         def one(latents: Values) -> dict[str, Array]:
             # Sites not drawn yet are drawn here; nothing that is counted depends on them.
-            found = self.proposal.graph.program.run(jax.random.key(0), {**data, **latents})
+            found = self.proposal.graph.program.run(
+                jax.random.key(0), {**data, **latents}, only=names
+            )
             return {name: found.log_density[name].sum() for name in names}
 
         if latents:
@@ -198,18 +215,23 @@ class Engine:
         if self.threshold <= 0:
             return particles, size, everyone
 
-        def chosen() -> tuple[Any, Array]:
+        def chosen() -> tuple[Any, Lineage, Array]:
             parents = self.resample(rng_key, particles.log_weights, self.num_particles)
             parents = parents.astype(jnp.int32)
-            return jax.tree.map(lambda leaf: leaf[parents], particles.values), parents
+            values = jax.tree.map(lambda leaf: leaf[parents], particles.values)
+            lineage = particles.lineage.resampled(particles.log_weights, size, parents)
+            return values, lineage, parents
 
-        values, parents = jax.lax.cond(needed, chosen, lambda: (particles.values, everyone))
+        values, lineage, parents = jax.lax.cond(
+            needed, chosen, lambda: (particles.values, particles.lineage, everyone)
+        )
         equal = jnp.full(self.num_particles, -np.log(self.num_particles), jnp.float32)
         return (
             particles._replace(
                 values=values,
                 log_weights=jnp.where(needed, equal, particles.log_weights),
                 num_resamplings=particles.num_resamplings + needed,
+                lineage=lineage,
             ),
             size,
             parents,
@@ -236,7 +258,7 @@ class Engine:
             return graph.program.initial_carry(stage.scan or 0, {**data, **latents})
 
         carry = _population(before, particles.values, self.num_particles)
-        moving = carried(particles, carry, held / length)
+        moving = carried(particles, carry, held / length if particles.values else None)
 
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
             time, key = inputs
@@ -255,8 +277,8 @@ class Engine:
         if backward:
             sizes, parents = sizes[::-1], parents[::-1]
         values: Any = moving.values
-        paths = _paths(seen.drawn, parents, backward)
-        ended = moving._replace(values={**values["outer"], **paths})
+        followed = paths(seen.drawn, parents, backward)
+        ended = moving._replace(values={**values["outer"], **followed})
         possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
         return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
 
@@ -300,7 +322,8 @@ class Engine:
         values: Any = state.values
         keys = stage.keys(draw_key, (self.num_particles,))
         carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
-        increment = sum(density.values(), values["share"]) - log_q
+        share = jnp.zeros(()) if values["share"] is None else values["share"]
+        increment = sum(density.values(), share) - log_q
         state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
         possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
         return state, Seen(drawn, size, parents, possible)
@@ -325,21 +348,16 @@ class Series(NamedTuple):
     possible: dict[str, Bool[Array, ""]]
 
 
-def carried(particles: Population, carry: Any, share: Float[Array, " particles"]) -> Population:
+def carried(
+    particles: Population, carry: Any, share: Float[Array, " particles"] | None = None
+) -> Population:
     """What goes from step to step, and along with it when ancestors are chosen.
 
     That is the latents drawn before the series, the scan's carry, and the part of the leading
-    latents' weight that every step counts.
+    latents' weight that every step counts, if there is any.
     """
     moving: Any = {"outer": particles.values, "carry": carry, "share": share}
     return particles._replace(values=moving)
-
-
-def start(num_particles: int) -> Population:
-    """Particles of equal weight, of which nothing is known."""
-    zero = jnp.zeros((), jnp.int32)
-    equal = jnp.full(num_particles, -np.log(num_particles), jnp.float32)
-    return Population({}, equal, LogEvidence.zero(), zero, zero, zero - 1)
 
 
 def _population(fn: Any, latents: Values, num_particles: int) -> Any:
@@ -349,45 +367,3 @@ def _population(fn: Any, latents: Values, num_particles: int) -> Any:
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (num_particles, *jnp.shape(leaf))), fn(latents)
     )
-
-
-def reweigh(particles: Population, increment: Float[Array, " particles"], stage: int) -> Population:
-    """Multiply weights by increments; their weighted mean is the next factor of the evidence."""
-    increment, broken = drop_nonfinite(increment)
-    log_weights, log_mean = normalise(particles.log_weights + increment)
-    log_factor = log_mean + np.log(log_weights.shape[0])
-    nothing = jnp.isneginf(log_factor)
-    return particles._replace(
-        log_weights=log_weights,
-        log_evidence=particles.log_evidence.add(log_factor),
-        num_nonfinite=particles.num_nonfinite + broken.astype(jnp.int32),
-        failed=jnp.where(nothing & (particles.failed < 0), stage, particles.failed),
-    )
-
-
-def _paths(
-    drawn: dict[str, Array], parents: Int[Array, "time particles"], backward: bool
-) -> dict[str, Array]:
-    """Follow every last particle back through its ancestors: values of all steps, particles first.
-
-    `parents[s]` are the ancestors chosen before step s was drawn, in the order of drawing.
-    """
-    if backward:
-        drawn = {name: value[::-1] for name, value in drawn.items()}
-    everyone = jnp.arange(parents.shape[1], dtype=parents.dtype)
-
-    def back(
-        lineage: Array, step: tuple[Array, dict[str, Array]]
-    ) -> tuple[Array, dict[str, Array]]:
-        chosen, values = step
-        return chosen[lineage], {name: value[lineage] for name, value in values.items()}
-
-    _, paths = jax.lax.scan(back, everyone, (parents, drawn), reverse=True)
-    if backward:
-        paths = {name: path[::-1] for name, path in paths.items()}
-    return {name: jnp.moveaxis(path, 0, 1) for name, path in paths.items()}
-
-
-def blame(possible: Mapping[str, Any]) -> str:
-    """The sites that no particle made possible, for a message."""
-    return ", ".join(f"'{name}'" for name, ok in possible.items() if not bool(ok)) or "none alone"

@@ -1,0 +1,81 @@
+"""Models with exact answers, compiled with small networks, once a process."""
+
+from contextlib import nullcontext
+from functools import cache
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import retrodict as rd
+from exact import ORACLES, PUMPS
+from retrodict.inference import Inference, Plan, first_choice
+from zoo import key
+
+SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
+QUICK = rd.Training(max_steps=250, batch_size=256, dataset_size=8192, heldout_size=2048)
+NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
+RUNS, PARTICLES = 200, 400
+
+
+def group(name):
+    """Tests of one model go to one worker, so that it is compiled once."""
+    return pytest.mark.xdist_group(f"oracle {name}")
+
+
+def runs():
+    """Every model with every method that is tested on it."""
+    return [
+        pytest.param(name, method, marks=group(name), id=f"{name}-{method}")
+        for name, oracle in ORACLES.items()
+        for method in oracle.methods
+    ]
+
+
+def unplanned():
+    """To plan takes as long as all the rest of compiling; most tests say which method they want."""
+    return mock.patch.object(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
+
+
+@cache
+def compiled(name, training=QUICK):
+    model, observed, inverse, *_ = ORACLES[name]
+    with nullcontext() if name == "hierarchy" else unplanned():
+        return rd.compile(
+            key(), model, observed, inverse=inverse, estimator=SMALL, training=training,
+            progress_bar=False,
+        )  # fmt: skip
+
+
+@cache
+def data_of(name):
+    """One data set: a synthetic one; of the network, one that does not hang on rare events."""
+    if name == "pumps":
+        return PUMPS
+    if name == "network":
+        return {"xray": np.array(1), "dyspnoea": np.array(1)}
+    graph = compiled(name).graph
+    values = graph.program.simulate(key(11))
+    return {site: np.asarray(values[site]) for site in graph.observed}
+
+
+@cache
+def many_data_of(name):
+    """Synthetic data sets, and their exact answers."""
+    graph = compiled(name).graph
+    values = jax.jit(jax.vmap(graph.program.simulate))(jax.random.split(key(13), RUNS))
+    data = {site: np.asarray(values[site]) for site in graph.observed}
+    solve = cache(
+        lambda *row: ORACLES[name].exact(dict(zip(data, map(np.array, row), strict=True)))
+    )
+    rows = zip(*(value.tolist() for value in data.values()), strict=True)
+    return data, [solve(*map(_hashable, row)) for row in rows]
+
+
+def _hashable(value):
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def repeated(data, times):
+    return {site: np.repeat(np.asarray(value)[None], times, 0) for site, value in data.items()}

@@ -1,0 +1,50 @@
+"""Whether the verdict on an answer is to be believed, where the exact answer is known."""
+
+import numpy as np
+import pytest
+
+from exact import ORACLES
+from oracles import NOTHING, PARTICLES, compiled, group, many_data_of, runs
+from zoo import key
+
+
+def off(answers, exact):
+    """Whether any mean is off by more than 3 of its own standard errors + 0.1 posterior sd."""
+    wrong = np.zeros(len(answers), bool)
+    for site in exact[0].means:
+        means, sds = (np.stack([e[part][site] for e in exact]) for part in (1, 2))
+        allowed = 3 * np.asarray(answers.mcse(site), float) + 0.1 * sds
+        beyond = np.abs(np.asarray(answers.mean(site), float) - means) > allowed
+        wrong |= beyond.reshape(len(answers), -1).any(1)
+    return wrong
+
+
+# Of the pumps' prior, most draws are data that no quadrature can hold; rates are a tame version.
+@pytest.mark.parametrize(("name", "method"), [run for run in runs() if run.values[0] != "pumps"])
+def test_good_answers_are_right(name, method):
+    """At most 2 % of them are off, and the evidence's error is what it says."""
+    data, exact = many_data_of(name)
+    answers = compiled(name).infer_many(key(14), data, PARTICLES, method=method)
+    good = answers.grade == 0
+    assert good.sum() >= 30  # a verdict that calls nothing good is no use
+    assert off(answers, exact)[good].mean() <= 0.02
+    z = (answers.log_evidence - [e.log_evidence for e in exact]) / answers.log_evidence_se
+    # the median of squares of standard normals is 0.455
+    assert 0.4 < np.median(z[good] ** 2) / 0.455 < 2.5
+
+
+@group("series")
+def test_networks_that_have_learned_nothing_are_found_out():
+    """Importance sampling of eight steps is poor; a filter, which can correct itself, is not."""
+    data, exact = many_data_of("series")
+    untrained = compiled("series", NOTHING)
+    answers = untrained.infer_many(key(15), data, PARTICLES, method="importance")
+    assert off(answers, exact).mean() > 0.2  # there is something to be found out
+    assert np.mean(answers.trust == "poor") > 0.98
+    filtered = untrained.infer_many(key(16), data, PARTICLES, method="smc")
+    assert np.all(filtered.trust != "good")
+    assert off(filtered, exact).mean() <= 0.02
+
+
+def test_every_oracle_is_among_them():
+    assert {run.values[0] for run in runs()} == set(ORACLES)
