@@ -106,9 +106,7 @@ MODES = {"y": np.array([30.1, 29.95, 30.02, 30.03], "f4")}
 
 
 def modes_exact():
-    grid = np.sort(
-        np.concatenate([s * np.linspace(5.3, 5.65, 100_001) for s in (-1, 1)])
-    )
+    grid = np.sort(np.concatenate([s * np.linspace(5.3, 5.65, 100_001) for s in (-1, 1)]))
     log_joint = stats.norm.logpdf(grid, 0.5, 3.0)
     for y in MODES["y"].astype(float):
         log_joint = log_joint + stats.norm.logpdf(y, grid**2, 0.1)
@@ -122,9 +120,7 @@ def modes_exact():
 
     z = integral(1.0)
     mean = integral(grid) / z
-    return Exact(
-        np.log(z) + shift, {"x": mean}, {"x": np.sqrt(integral(grid**2) / z - mean**2)}
-    )
+    return Exact(np.log(z) + shift, {"x": mean}, {"x": np.sqrt(integral(grid**2) / z - mean**2)})
 
 
 # Each alarm needs all of its causes, or a false alarm that is rarer still.
@@ -183,5 +179,3 @@ def values_of(posterior, name):
     if name.startswith("log "):
         return jnp.log(posterior.samples[name.removeprefix("log ")])
     return posterior.samples[name]
-
-
