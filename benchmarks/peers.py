@@ -9,7 +9,7 @@ import os
 import subprocess
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,7 +68,7 @@ class Peer:
 
 
 def in_turn(
-    calls: Mapping[str, Callable[[int], Sequence[float]]], repeats: int, pause: float = 0.2
+    calls: Mapping[str, Callable[[int], Any]], repeats: int, pause: float = 0.2
 ) -> dict[str, list[Any]]:
     """Call each with the number of the round, round after round; what they gave, by name.
 

@@ -5,11 +5,8 @@ cache folder on the first run. Both networks take turns in processes that stay a
 of several repeats counts, so that a busy machine weighs on both alike.
 """
 
-import os
-import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,13 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 
 import retrodict as rd
+from benchmarks.peers import Peer, environment, in_turn
 from retrodict import synthetic, train
 from retrodict.networks import MADE, Latent, Value, trainable
 
 TORCH = "2.13.0"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "retrodict-benchmarks"
 BITS = constraints.independent(constraints.boolean, 1)
 BATCH, STEPS, REPEATS = 500, 64, 12
-
-
-def torch_python() -> Path:
-    """The interpreter of an environment with PyTorch."""
-    home = CACHE / f"torch-{TORCH}"
-    python = home / "bin" / "python"
-    if not (home / "ready").exists():
-        venv.create(home, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", f"torch=={TORCH}", "numpy"]
-        subprocess.run(command, check=True)
-        (home / "ready").touch()
-    return python
 
 
 def our_passes() -> Callable[[], float]:
@@ -67,26 +52,13 @@ def our_passes() -> Callable[[], float]:
 def against_torch() -> None:
     """Print steps a second of both, and their ratio."""
     script = Path(__file__).with_name("training_torch.py")
-    process = subprocess.Popen(
-        [torch_python(), script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    version, threads = process.stdout.readline().split()
-
-    def theirs() -> float:
-        print(STEPS, file=process.stdin, flush=True)
-        return float(process.stdout.readline().split()[0])
-
-    ours = our_passes()
-    theirs()
-    times: list[tuple[float, float]] = []
-    for _ in range(REPEATS):
-        times.append((ours(), theirs()))
-        time.sleep(0.3)  # idle threads of either spin for a while
-    process.stdin.close()
-    process.wait()
-    best = [STEPS / min(column) for column in zip(*times, strict=True)]
+    with Peer(environment(f"torch=={TORCH}", "numpy"), script) as peer:
+        version, threads = peer.read()
+        ours = our_passes()
+        calls = {"ours": lambda _: ours(), "theirs": lambda _: float(peer.ask(STEPS)[0])}
+        calls["theirs"](0)
+        times = in_turn(calls, REPEATS, pause=0.3)
+    best = [STEPS / min(column) for column in times.values()]
     print(f"| steps/s, 4×300, 41 inputs, batch {BATCH} | ratio |\n| --- | ---: |")
     print(f"| PyTorch {version}, {threads} threads, fused Adam: {best[1]:.0f} | |")
     print(f"| retrodict: {best[0]:.0f} | {best[0] / best[1]:.2f} |")

@@ -4,6 +4,7 @@ import re
 import warnings
 from pathlib import Path
 
+import jax
 import matplotlib.pyplot as plt
 import pytest
 
@@ -50,6 +51,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         for number, text in enumerate(blocks(page, "python")):
             exec(compile(text, f"{page.name}, block {number + 1}", "exec"), names)
     plt.close("all")
+    jax.config.update("jax_compilation_cache_dir", None)  # one page shows how to set it
 
 
 def test_links_lead_somewhere():

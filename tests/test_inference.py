@@ -143,6 +143,8 @@ def test_impossible_data_name_stage_and_site():
     model = rd.compile(key(), bounded, ["y"], estimator=SMALL, training=NOTHING, progress_bar=False)
     assert np.isfinite(model.infer(key(), {"y": [0.5, 1.2]}, 500).log_evidence)
     with pytest.raises(rd.DataError, match=r"weight zero since stage 1 of 1.*high.*'y'"):
+        model.infer(key(), {"y": [0.5, 7.0]}, 100, rescue=False)
+    with pytest.raises(rd.DataError, match=r"none of \d+ draws.*'y'"):
         model.infer(key(), {"y": [0.5, 7.0]}, 100)
 
 

@@ -188,7 +188,7 @@ def test_large_models_are_simulated_in_smaller_chunks():
     assert small.chunk == 2048
     expected = 3 * 3 + 2 * 3 * 3  # three vectors and two matrices of what is expected
     assert small.row_bytes == 4 * (3 + 20 + expected)
-    assert large.row_bytes == 4 * (3 + 40_000 + expected)
+    assert large.row_bytes == 4 * (3 + 40_000)  # so many are not worth looking at one by one
     assert large.chunk * (large.row_bytes + 4 * 40_003) <= CHUNK_BYTES
     rows, _ = large.rows(zoo.key(0), 5, go_on)
     assert rows[1]["N"]["t"].shape == (5, 20_000)

@@ -23,7 +23,7 @@ from retrodict.relations import Link, Table, Window
 from retrodict.views import Group, Members, membership
 
 # Latents times observations: beyond this, the picture costs more than it tells.
-LARGEST = 2**16
+LARGEST = 2**15
 MOST_COORDINATES = 128
 REFERENCES = 128
 
