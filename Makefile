@@ -20,7 +20,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs

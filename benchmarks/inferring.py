@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def ours(compiled: rd.Compiled, num: int, method: str) -> Callable[[int], tuple[
     return call
 
 
-def nuts() -> Callable[[int], tuple[float, ...]]:
+def nuts(values: Mapping[str, Any]) -> Callable[[int], tuple[float, ...]]:
     """Seconds without warm-up, least and mean effective samples, seconds with warm-up."""
     import arviz
 
@@ -58,7 +58,7 @@ def nuts() -> Callable[[int], tuple[float, ...]]:
         progress_bar=False,
         jit_model_args=True,
     )
-    data = {name: jax.numpy.asarray(value) for name, value in PUMPS.items()}
+    data = {name: jax.numpy.asarray(value) for name, value in values.items()}
 
     def call(seed: int) -> tuple[float, ...]:
         begun = time.perf_counter()
@@ -96,7 +96,7 @@ def main() -> None:
     posterior = compiled.infer(jax.random.key(0), PUMPS, options.particles, method="importance")
     exact = pumps_exact(PUMPS)
     print(f"{posterior}; the exact log evidence is {exact.log_evidence:.3f}")
-    calls = {"infer": ours(compiled, options.particles, "importance"), "NUTS": nuts()}
+    calls = {"infer": ours(compiled, options.particles, "importance"), "NUTS": nuts(PUMPS)}
     for call in calls.values():
         call(0)
     # one call of ours is too short to be timed between two of NUTS's

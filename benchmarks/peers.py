@@ -24,7 +24,7 @@ def environment(*requirements: str) -> Path:
     home = CACHE / f"{name}-{digest}"
     python = home / "bin" / "python"
     if not (home / "ready").exists():
-        print(f"making an environment for {', '.join(requirements)} in {home}", flush=True)
+        note(f"making an environment for {', '.join(requirements)} in {home}")
         venv.create(home, clear=True, with_pip=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*command, *requirements], check=True)

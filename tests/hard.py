@@ -1,6 +1,8 @@
 """Data sets on which importance sampling fails, each with its exact answer."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -11,19 +13,11 @@ import numpyro.distributions as dist
 from scipy import integrate, stats
 
 import retrodict as rd
-from zoo import SIGMA, eight_schools, pumps
+from exact import Exact, pumps_exact
+from oracles import NOTHING, SMALL, unplanned
+from zoo import SIGMA, eight_schools, key, pumps
 
-SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
-NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
 LITTLE = rd.Training(max_steps=100, batch_size=256, dataset_size=4096, heldout_size=1024)
-
-
-class Exact(NamedTuple):
-    """Log evidence; means and standard deviations of scalars."""
-
-    log_evidence: float
-    means: dict[str, Any]
-    sds: dict[str, Any]
 
 
 class Hard(NamedTuple):
@@ -66,18 +60,6 @@ PUMPS = {
     "t": 100 * np.array([94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5], "f4"),
     "y": 100 * np.array([5, 1, 5, 14, 3, 19, 1, 1, 4, 22]),
 }
-
-
-def pumps_exact():
-    """θ integrated out: negative binomials; (α, β) on a grid of logarithms."""
-    grid_a, grid_b = np.linspace(-6, 4, 801), np.linspace(-8, 5, 801)
-    a, b = np.exp(grid_a)[:, None], np.exp(grid_b)[None, :]
-    log_joint = stats.expon.logpdf(a) + stats.gamma.logpdf(b, 0.1) + np.log(a * b)
-    for t, y in zip(PUMPS["t"].astype(float), PUMPS["y"], strict=True):
-        log_joint = log_joint + stats.nbinom.logpmf(y, a, b / (b + t))
-    log_z, moments = _moments(log_joint, (grid_a, grid_b), {"alpha": a, "beta": b})
-    covariates = stats.expon.logpdf(PUMPS["t"].astype(float), scale=50).sum()
-    return Exact(log_z + covariates, *moments)
 
 
 SCHOOLS = {"y": np.array([280.0, 80.0, -30.0, 70.0], "f4")}
@@ -161,7 +143,7 @@ def _moments(log_joint, grids, values):
 
 HARD = {
     "regression": Hard(line, ("y",), NOTHING, LINE, line_exact),
-    "pumps": Hard(pumps, ("t", "y"), LITTLE, PUMPS, pumps_exact),
+    "pumps": Hard(pumps, ("t", "y"), LITTLE, PUMPS, lambda: pumps_exact(PUMPS)),
     "schools": Hard(eight_schools, ("y",), NOTHING, SCHOOLS, schools_exact),
     "two modes": Hard(two_modes, ("y",), NOTHING, MODES, modes_exact),
     "alarms": Hard(alarms, ("alarm",), NOTHING, ALARMS, alarms_exact),
@@ -173,3 +155,29 @@ def values_of(posterior, name):
     if name.startswith("log "):
         return jnp.log(posterior.samples[name.removeprefix("log ")])
     return posterior.samples[name]
+
+
+@cache
+def compiled_hard(name):
+    """With a network that has learned little or nothing."""
+    model, observed, training, *_ = HARD[name]
+    with unplanned():
+        return rd.compile(
+            key(), model, observed, estimator=SMALL, training=training, progress_bar=False
+        )
+
+
+def wrong_of(posterior, exact, errors, sds=0.0):
+    """What is off by more than so many standard errors and so many posterior sd."""
+    wrong = []
+    for name, mean in exact.means.items():
+        known = replace(posterior, samples={name: values_of(posterior, name)})
+        off = np.abs(np.asarray(known.mean(name), float) - mean)
+        # a mean of 12.3 with a posterior sd of 0.001 is near what float32 can tell
+        allowed = errors * np.asarray(known.mcse(name), float) + sds * np.asarray(exact.sds[name])
+        if np.any(off > allowed + 1e-6 * np.abs(mean)):
+            wrong.append(f"{name}: off by {off}, allowed {allowed}")
+    off = abs(float(posterior.log_evidence) - exact.log_evidence)
+    if off > errors * float(posterior.log_evidence_se) + sds:
+        wrong.append(f"evidence: off by {off}, standard error {posterior.log_evidence_se}")
+    return wrong

@@ -7,8 +7,9 @@ posterior. Draws of the model that a float cannot hold are dropped, as they are 
 checked is the posterior of the data sets that are left, which is what anyone can have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +17,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
-from scipy import stats
 
 from retrodict.compiled import Compiled
 from retrodict.errors import UnsupportedModel
 from retrodict.inference import Settings
+from retrodict.ranks import Rank, limit, looked_at, meaning
 from retrodict.synthetic import joint_draws
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# Chance that a model without fault does not pass: shared over all tests of all coordinates.
-FALSE_ALARM = 0.01
 # More answers than this that call themselves poor are a fault too, whatever their ranks.
 MOST_POOR = 0.2
-# Elements of a plate are alike, so that some stand for all.
-MOST_ELEMENTS = 16
 # Memory for the draws of the data sets that are worked on together.
 MEMORY = 256 * 2**20
 
@@ -63,32 +60,30 @@ class Calibration:
         """How many data sets were tried."""
         return len(self.ess)
 
-    @property
-    def p_values(self) -> dict[str, np.ndarray]:
-        """For each coordinate looked at, the chance of ranks so uneven; the lesser of two tests.
-
-        Kolmogorov and Smirnov's sees ranks that lean to one side; that of the sum of squares of
-        Φ⁻¹(rank) sees those that crowd in the middle or at the ends.
-        """
-        return {name: _p_values(_some(ranks)) for name, ranks in self.ranks.items()}
+    @cached_property
+    def coordinates(self) -> tuple[Rank, ...]:
+        """The ranks that are tested, with their p-values."""
+        return looked_at(self.ranks)
 
     @property
     def limit(self) -> float:
         """The p-value below which a coordinate is at fault."""
-        tests = 2 * sum(p.size for p in self.p_values.values())
-        return FALSE_ALARM / max(tests, 1)
+        return limit(len(self.coordinates))
+
+    @property
+    def uneven(self) -> tuple[Rank, ...]:
+        """Of every site whose ranks are not uniform, the coordinate where it is plainest."""
+        worst = {site: _least(self.coordinates, site) for site in self.ranks}
+        return tuple(rank for rank in worst.values() if rank.p < self.limit)
 
     @property
     def faults(self) -> tuple[str, ...]:
         """What did not pass, in words."""
-        found = []
-        limit = self.limit
-        for name, p in self.p_values.items():
-            if p.min() < limit:
-                found.append(
-                    f"Ranks of {name} are not uniform: p = {p.min():.2g}, below {limit:.2g}. "
-                    f"{_shape(_some(self.ranks[name])[:, int(p.argmin())])}"
-                )
+        found = [
+            f"Ranks of {rank.name} are not uniform: p = {rank.p:.2g}, below {self.limit:.2g}. "
+            f"{meaning(rank.column)}"
+            for rank in self.uneven
+        ]
         poor = float(np.mean(self.trust == "poor")) if self.weighted else 0.0
         if poor > MOST_POOR:
             found.append(
@@ -110,14 +105,14 @@ class Calibration:
         """A row for each site: least p-value, coverage of three intervals, and the verdict."""
         import pandas as pd
 
-        p_values, limit = self.p_values, self.limit
+        least = {site: _least(self.coordinates, site).p for site in self.ranks}
         rows = {
-            name: {
-                "p": float(p.min()),
-                "uniform": bool(p.min() >= limit),
-                **{f"coverage {level:.0%}": self.coverage(name, level) for level in LEVELS},
+            site: {
+                "p": p,
+                "uniform": p >= self.limit,
+                **{f"coverage {level:.0%}": self.coverage(site, level) for level in LEVELS},
             }
-            for name, p in p_values.items()
+            for site, p in least.items()
         }
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -145,6 +140,10 @@ class Calibration:
 
 
 LEVELS = (0.5, 0.8, 0.95)
+
+
+def _least(coordinates: Sequence[Rank], site: str) -> Rank:
+    return min((rank for rank in coordinates if rank.site == site), key=lambda rank: rank.p)
 
 
 def calibrate(
@@ -268,32 +267,3 @@ def _ranks(
         )
         for n, (name, value) in enumerate(truth.items())
     }
-
-
-def _some(ranks: np.ndarray) -> Float[np.ndarray, "datasets coordinates"]:
-    """Coordinates to test: all, or so many that lie evenly among them."""
-    flat = ranks.reshape(len(ranks), -1)
-    if flat.shape[1] <= MOST_ELEMENTS:
-        return flat
-    places = np.linspace(0, flat.shape[1] - 1, MOST_ELEMENTS).round().astype(int)
-    return flat[:, places]
-
-
-def _p_values(ranks: Float[np.ndarray, "datasets coordinates"]) -> np.ndarray:
-    found = []
-    for column in ranks.T:
-        z = stats.norm.ppf(np.clip(column, 1e-6, 1 - 1e-6))
-        spread = stats.chi2.cdf(np.sum(z**2), len(z))
-        sides = 2 * min(spread, 1 - spread)
-        found.append(min(stats.kstest(column, "uniform").pvalue, sides))
-    return np.array(found)
-
-
-def _shape(ranks: np.ndarray) -> str:
-    """What uneven ranks mean."""
-    if abs(ranks.mean() - 0.5) > 2 * np.sqrt(1 / 12 / len(ranks)):
-        side = "below" if ranks.mean() < 0.5 else "above"
-        return f"The truth lies {side} the draws too often: they are biased"
-    if ranks.var() > 1 / 12:
-        return "The truth lies at the ends too often: the draws are too narrow"
-    return "The truth lies in the middle too often: the draws are too wide"

@@ -253,7 +253,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _calibrated(compiled: Compiled, options: Namespace, path: Path | None, say: Say) -> Answer:
-    from retrodict.calibrate import calibrate  # type: ignore[import-not-found, unused-ignore]
+    from retrodict.calibrate import calibrate
     from retrodict.report import judge, write_report
 
     say(f"inferring {options.datasets} synthetic data sets")

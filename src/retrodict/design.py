@@ -1,7 +1,7 @@
 """A program in; for sites whose elements differ by constants, a vector that tells them apart, out.
 
 Elements of a plate, or steps of a scan, need not be alike: a standard error may be a plain argument
-with one value a school, a covariate a fixed design. A network shared between elements must know
+with one value a group, a covariate a fixed design. A network shared between elements must know
 which one it sees. Whatever the constants are, they enter the element's own distribution, so the
 parameters of that distribution, at a few reference draws in which all elements have the same
 parents, encode them.

@@ -7,10 +7,10 @@ not finite, is an integer that has saturated or wrapped round, has been rounded 
 support, or has no finite log density.
 
 So what networks learn is p(x | y) conditioned on R, that every value and density of the draw is
-representable, and not p(x | y) itself. The two differ only where x given y may lie outside R: in
-the pumps model, R cuts off rates β so small that counts pass 2³¹, which no data that can be typed
-in come from. Inference does not condition on R: its weights are the model's density over q, and q
-has mass on the whole support.
+representable, and not p(x | y) itself. The two differ only where x given y may lie outside R: where
+counts have a rate with a heavy tail, R cuts off rates that make counts pass 2³¹, which no data that
+can be typed in come from. Inference does not condition on R: its weights are the model's density
+over q, and q has mass on the whole support.
 """
 
 from collections import Counter

@@ -1,28 +1,25 @@
 """A calibration in; its verdict in words, its numbers and its charts out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from retrodict.ranks import Rank, band, limit, looked_at, meaning
 from retrodict.report.charts import ACCENT, BAD, BAND, MUTED, chart, histogram
 from retrodict.report.markup import Cell, code, escape, figure, figures, table
 from retrodict.trust import GRADES
 
 Array = np.ndarray[Any, Any]
 
-# Above this share of answers that call themselves poor, a compiled model is of little use.
-MOST_POOR = 0.05
+# Above this share of answers that call themselves poor, the reader is told.
+MANY_POOR = 0.05
 MOST_ROWS = 40
 
 
 class Checked(Protocol):
     """What is read from a calibration."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the ranks are uniform."""
 
     @property
     def ranks(self) -> Mapping[str, Any]:
@@ -74,8 +71,9 @@ def judge(checked: Checked | None) -> Verdict:
         )
     number = len(np.asarray(checked.ess))
     poor = float(np.mean(np.asarray(checked.trust) == "poor"))
-    ranks = scalars(checked.ranks)
-    held = [float(np.mean(np.abs(r - 0.5) <= 0.45)) for r in ranks.values()]
+    ranks = looked_at(checked.ranks)
+    held = [_held(rank, 0.9) for rank in ranks]
+    uneven = [rank for rank in ranks if rank.p < limit(len(ranks))]
     ess = np.asarray(checked.ess, float)
     reasons = [
         f"Of the intervals that claim to hold the truth in 90 of 100 cases, {np.mean(held):.0%} "
@@ -85,7 +83,9 @@ def judge(checked: Checked | None) -> Verdict:
         f"{checked.num_particles} particles; nine in ten at least {np.quantile(ess, 0.1):.0f}.",
         f"{_share(poor, number)} answers called themselves poor.",
     ]
-    if not checked.passed:
+    if uneven:
+        worst = min(uneven, key=lambda rank: rank.p)
+        reasons.insert(0, f"Of {worst.name}, for one: {meaning(worst.column).lower()}.")
         return Verdict(
             "poor",
             "Do not rely on these answers",
@@ -96,13 +96,13 @@ def judge(checked: Checked | None) -> Verdict:
             "Train longer, use larger networks, or use more particles; the charts below show which "
             "unknowns are concerned.",
         )
-    if poor > MOST_POOR:
+    if poor > MANY_POOR:
         return Verdict(
             "fair",
             "Right, but often too coarse",
             f"On {number} data sets simulated from the model itself, where the truth is known, the "
-            "answers were right as often as they claimed. But many rest on few particles. Each "
-            "answer says so itself: heed it.",
+            f"answers were right as often as they claimed. But {poor:.0%} of them rest on few "
+            "particles. Each answer says so itself: heed it.",
             tuple(reasons),
             "Train longer, or use more particles.",
         )
@@ -131,22 +131,11 @@ def facts(checked: Checked) -> dict[str, str]:
     }
 
 
-def scalars(ranks: Mapping[str, Any]) -> dict[str, Array]:
-    """Ranks of every scalar by itself."""
-    found = {}
-    for name, value in ranks.items():
-        array = np.asarray(value, float)
-        for index in np.ndindex(array.shape[1:]):
-            label = f"{name}[{', '.join(map(str, index))}]" if index else name
-            found[label] = array[(slice(None), *index)]
-    return found
-
-
 def calibration_section(checked: Checked | None) -> str:
     """Ranks, coverage, effective sample sizes and tails, each as a chart."""
     if checked is None:
         return "<p>This has not been tried: run <code>retrodict check</code>.</p>"
-    ranks = scalars(checked.ranks)
+    ranks = looked_at(checked.ranks)
     number = len(np.asarray(checked.ess))
     drawn = [
         figure(
@@ -186,37 +175,25 @@ def calibration_section(checked: Checked | None) -> str:
     return (
         f"<p>{number} data sets were simulated from the model, the unknowns inferred from each, "
         f"and compared with those that the data were made from. Answers by their own verdict: "
-        f"{escape(said)}.</p>" + figures(drawn) + _table(ranks, number)
+        f"{escape(said)}.</p>" + figures(drawn) + _table(ranks)
     )
 
 
-def band(number: int, curves: int) -> float:
-    """How far an empirical distribution strays by chance: Dvoretzky, Kiefer & Wolfowitz, 99 %."""
-    return float(np.sqrt(np.log(2 * max(curves, 1) / 0.01) / (2 * max(number, 1))))
+def _held(rank: Rank, level: float) -> float:
+    return float(np.mean(np.abs(rank.column - 0.5) <= level / 2))
 
 
-def strays(ranks: Array, width: float) -> bool:
-    """Whether the distribution of ranks leaves the band about the uniform one."""
-    ordered = np.sort(ranks)
-    steps = np.arange(len(ordered) + 1) / max(len(ordered), 1)
-    return bool(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])) > width)
-
-
-def _ecdf(ranks: Mapping[str, Array]) -> str:
-    number = len(next(iter(ranks.values())))
-    width = band(number, len(ranks))
-
-    curves = {
-        name: (np.sort(values), np.arange(1, number + 1) / number - np.sort(values))
-        for name, values in ranks.items()
-    }
-    most = max(1.6 * width, *(float(np.abs(height).max()) for _, height in curves.values()))
+def _ecdf(ranks: Sequence[Rank]) -> str:
+    number = len(ranks[0].column)
+    width, least = band(number, len(ranks)), limit(len(ranks))
+    curves = [(np.sort(rank.column), rank.p < least) for rank in ranks]
+    heights = [np.arange(1, number + 1) / number - ordered for ordered, _ in curves]
+    most = max(1.6 * width, *(float(np.abs(height).max()) for height in heights))
 
     def draw(axes: Axes) -> None:
         axes.axhspan(-width, width, color=BAND, lw=0)
         axes.axhline(0, color=MUTED, lw=0.6)
-        for name, (ordered, height) in curves.items():
-            wrong = strays(ranks[name], width)
+        for (ordered, wrong), height in zip(curves, heights, strict=True):
             axes.step(
                 ordered,
                 height,
@@ -229,21 +206,18 @@ def _ecdf(ranks: Mapping[str, Array]) -> str:
         axes.set_xlabel("rank of the truth")
         axes.set_ylabel("observed − expected")
 
-    outside = sum(strays(values, width) for values in ranks.values())
+    outside = sum(wrong for _, wrong in curves)
     return chart(draw, f"Ranks of {len(ranks)} unknowns, of which {outside} stray from uniform")
 
 
-def _coverage(ranks: Mapping[str, Array]) -> str:
+def _coverage(ranks: Sequence[Rank]) -> str:
     levels = np.linspace(0, 1, 101)
-
-    def share(values: Array) -> Array:
-        held: Array = np.mean(np.abs(values[:, None] - 0.5) <= levels / 2, axis=0)
-        return held
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, lw=0.8, ls="--")
-        for values in ranks.values():
-            axes.plot(levels, share(values), color=ACCENT, lw=1.0, alpha=0.5)
+        for rank in ranks:
+            held = [_held(rank, level) for level in levels]
+            axes.plot(levels, held, color=ACCENT, lw=1.0, alpha=0.5)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed", ylabel="held the truth")
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
         axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
@@ -251,24 +225,22 @@ def _coverage(ranks: Mapping[str, Array]) -> str:
     return chart(draw, "Coverage of central intervals, against what they claim")
 
 
-def _table(ranks: Mapping[str, Array], number: int) -> str:
-    width = band(number, len(ranks))
-    # Those that stray first: there may be a thousand others.
-    order = sorted(ranks, key=lambda name: not strays(ranks[name], width))
-    rows: list[list[str | Cell]] = []
-    for name in order[:MOST_ROWS]:
-        values = ranks[name]
-        wrong = strays(values, width)
-        rows.append(
-            [
-                code(name),
-                Cell("stray", "poor") if wrong else Cell("uniform", "good"),
-                Cell(f"{np.mean(np.abs(values - 0.5) <= 0.25):.0%}", "number"),
-                Cell(f"{np.mean(np.abs(values - 0.5) <= 0.45):.0%}", "number"),
-                Cell(f"{np.mean(values):.2f}", "number"),
-            ]
-        )
-    head = ["unknown", "ranks", "50 % held", "90 % held", "mean rank"]
+def _table(ranks: Sequence[Rank]) -> str:
+    least = limit(len(ranks))
+    # Those that stray first: there may be a hundred others.
+    order = sorted(ranks, key=lambda rank: rank.p >= least)
+    rows: list[list[str | Cell]] = [
+        [
+            code(rank.name),
+            Cell("stray", "poor") if rank.p < least else Cell("uniform", "good"),
+            Cell(f"{rank.p:.2g}", "number"),
+            Cell(f"{_held(rank, 0.5):.0%}", "number"),
+            Cell(f"{_held(rank, 0.9):.0%}", "number"),
+            Cell(f"{np.mean(rank.column):.2f}", "number"),
+        ]
+        for rank in order[:MOST_ROWS]
+    ]
+    head = ["unknown", "ranks", "p", "50 % held", "90 % held", "mean rank"]
     more = len(order) - MOST_ROWS
     left = f"<p>… and {more} more, none worse than these.</p>" if more > 0 else ""
     return table(head, rows) + left
