@@ -1,51 +1,75 @@
-"""How much dearer is a draw than a density? Times of `sample_and_log_prob` over `log_prob`.
+"""How much does a draw cost: in one pass, in one pass for each coordinate, and in other libraries.
 
-Run as `python -m benchmarks.drawing`. Ratios are of times measured in turn in one process, the
-best of several repeats each, so that a busy machine weighs on both alike.
+Run as `python -m benchmarks.drawing [--full]`. A draw comes with its log density. Networks have the
+same hidden layers, real coordinates and a context of the same size, the same for all draws. Ours
+reads a mixture of ten Gaussians from its last layer; flowjax and zuko a shift and a scale, in one
+transformation.
 """
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import constraints
 
+from benchmarks import report
+from benchmarks.peers import Peer, environment, in_turn
 from retrodict.coordinates import unflatten
 from retrodict.networks import MADE, ConditionalMADE, Latent, Value
 
 BITS = constraints.independent(constraints.boolean, 1)
-CASES = {
-    "20 binary": (Latent("x", BITS, (20,)),),
-    "10 real, 10 components": (Latent("x", constraints.real_vector, (10,)),),
+CONTEXT, WIDTH, DEPTH = 21, 300, 4
+INPUTS = (Value("y", constraints.real_vector, (CONTEXT,)),)
+OPTIONS = MADE(hidden=(WIDTH,) * DEPTH, components=10, context=())
+PEERS = {
+    "flowjax": ("flowjax==19.1.2", f"jax=={jax.__version__}"),
+    "zuko": ("zuko==1.6.0", "torch==2.13.0", "numpy"),
 }
-INPUTS = (Value("y", constraints.real_vector, (21,)),)
-OPTIONS = MADE(hidden=(300, 300, 300, 300), components=10)
 
 
+def real(number: int) -> tuple[Latent, ...]:
+    """So many real coordinates."""
+    return (Latent("x", constraints.real_vector, (number,)),)
+
+
+def binary(number: int) -> tuple[Latent, ...]:
+    """So many binary coordinates."""
+    return (Latent("x", BITS, (number,)),)
+
+
+@eqx.filter_jit
 def sample(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Draws given one context."""
     return jax.vmap(net.sample_and_log_prob_encoded, (0, None))(keys, net.encode({"y": y}))
 
 
+@eqx.filter_jit
 def density(net: ConditionalMADE, x: Any, y: Any) -> Any:
     """Densities given one context."""
     return jax.vmap(net.log_prob_encoded, (None, 0))(net.encode({"y": y}), x)
 
 
+@eqx.filter_jit
 def sample_each(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Draws, each with a context of its own."""
     return jax.vmap(lambda key, y: net.sample_and_log_prob(key, {"y": y}))(keys, y)
 
 
+@eqx.filter_jit
 def density_each(net: ConditionalMADE, x: Any, y: Any) -> Any:
     """Densities, each with a context of its own."""
     return jax.vmap(lambda x, y: net.log_prob({"y": y}, x))(x, y)
 
 
+@eqx.filter_jit
 def naive(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Draws by a whole pass for each coordinate, as is usual."""
     encoding = net.encode({"y": y})
@@ -67,63 +91,120 @@ def naive(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     return jax.vmap(one)(keys)
 
 
-def best(repeats: int, *calls: Callable[[], Any]) -> list[float]:
-    """Least time of each call in seconds, the calls taking turns."""
-    times = [float("inf")] * len(calls)
-    for call in calls:
+def timed(call: Callable[[], Any]) -> Callable[[int], float]:
+    """The call, compiled; it gives the seconds it takes."""
+    jax.block_until_ready(call())
+
+    def run(_: int) -> float:
+        begun = time.perf_counter()
         jax.block_until_ready(call())
-    for _ in range(repeats):
-        for place, call in enumerate(calls):
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            times[place] = min(times[place], time.perf_counter() - start)
-    return times
+        return time.perf_counter() - begun
+
+    return run
 
 
-def ratios() -> None:
-    """Print the table of times and ratios."""
-    print("| latents | draws | log_prob, ms | one pass | naive | one pass, own contexts |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    jitted = [eqx.filter_jit(f) for f in (sample, density, sample_each, density_each, naive)]
-    draw, log_prob, draw_each, log_prob_each, draw_naively = jitted
-    for name, latents in CASES.items():
-        net = OPTIONS.build(jax.random.key(0), latents, INPUTS)
-        y = jax.random.normal(jax.random.key(1), (10_000, 21))
-        for number in (100, 1_000, 10_000):
-            keys = jax.random.split(jax.random.key(2), number)
-            x, _ = draw(net, keys, y[0])
-            own = y[:number]
-            one_pass, dense, each, dense_each = best(
-                20 if number < 10_000 else 7,
-                partial(draw, net, keys, y[0]),
-                partial(log_prob, net, x, y[0]),
-                partial(draw_each, net, keys, own),
-                partial(log_prob_each, net, x, own),
+def network(latents: tuple[Latent, ...]) -> ConditionalMADE:
+    """An untrained network, which takes as long as any."""
+    return OPTIONS.build(jax.random.key(0), latents, INPUTS)
+
+
+def against_density(numbers: Sequence[int], repeats: int) -> None:
+    """A table of draws in units of a density's time."""
+    rows = []
+    for name, latents in {"20 binary": binary(20), "10 real": real(10)}.items():
+        net = network(latents)
+        y = jax.random.normal(jax.random.key(1), (max(numbers), CONTEXT))
+        for number in numbers:
+            report.note(f"draws of {name}: {number}")
+            keys, own = jax.random.split(jax.random.key(2), number), y[:number]
+            x, _ = sample(net, keys, y[0])
+            calls = {
+                "density": timed(partial(density, net, x, y[0])),
+                "one pass": timed(partial(sample, net, keys, y[0])),
+                "naive": timed(partial(naive, net, keys, y[0])),
+                "density each": timed(partial(density_each, net, x, own)),
+                "each": timed(partial(sample_each, net, keys, own)),
+            }
+            times = {n: np.array(t) for n, t in in_turn(calls, repeats, pause=0.05).items()}
+            rows.append(
+                [
+                    f"{name}, {number} draws",
+                    report.spread(times["density"], 1e3),
+                    report.spread(times["one pass"] / times["density"]),
+                    report.spread(times["naive"] / times["density"]),
+                    report.spread(times["each"] / times["density each"]),
+                ]
             )
-            (many_passes,) = best(2, partial(draw_naively, net, keys, y[0]))
-            print(
-                f"| {name} | {number} | {1e3 * dense:.2f} | {one_pass / dense:.2f} "
-                f"| {many_passes / dense:.1f} | {each / dense_each:.2f} |",
-                flush=True,
+    print("Draws in units of the time of `log_prob` of as many.")
+    header = ["latents", "log_prob, ms", "one pass", "a pass for each coordinate", "own contexts"]
+    report.table(header, rows)
+
+
+def against_peers(dimensions: Sequence[int], number: int, repeats: int) -> None:
+    """A table of draws by dimension, and whether the target is reached."""
+    sizes = json.dumps({"context": CONTEXT, "width": WIDTH, "depth": DEPTH})
+    folder, rows, at_20 = Path(__file__).parent, [], {}
+    keys, y = jax.random.split(jax.random.key(2), number), jnp.linspace(-1.0, 1.0, CONTEXT)
+    with ExitStack() as stack:
+        peers = {
+            name: stack.enter_context(
+                Peer(environment(*packages), folder / f"drawing_{name}.py", sizes)
             )
+            for name, packages in PEERS.items()
+        }
+        for size in dimensions:
+            report.note(f"draws of {size} real coordinates")
+            net = network(real(size))
+            calls: dict[str, Callable[[int], float]] = {
+                "ours": timed(partial(sample, net, keys, y)),
+                "MADE, N passes": timed(partial(naive, net, keys, y)),
+            }
+            for name, peer in peers.items():
+                calls[name] = lambda seed, peer=peer, size=size: float(
+                    peer.ask(size, number, seed)[0]
+                )
+                calls[name](0)
+            times = {n: np.array(t) for n, t in in_turn(calls, repeats).items()}
+            ratios = {n: t / times["ours"] for n, t in times.items() if n != "ours"}
+            if size == 20:
+                at_20 = {n: float(np.median(ratio)) for n, ratio in ratios.items()}
+            rows.append(
+                [size, report.spread(times["ours"], 1e3), *map(report.spread, ratios.values())]
+            )
+    print(f"\n### {number} draws with their log densities, by dimension")
+    names = ["MADE, N passes", *PEERS]
+    report.table(["dimensions", "ours, ms", *(f"{name} / ours" for name in names)], rows)
+    found = ", ".join(f"{report.short(ratio)} of {name}" for name, ratio in at_20.items())
+    report.target(
+        "at 20 dimensions at least 5 times faster than N passes, flowjax and zuko",
+        f"times faster: {found}",
+        min(at_20.values()) >= 5,
+    )
 
 
 def compile_times() -> None:
-    """Print the table of times to trace and compile the sampler."""
-    print("\n| latents | trace, s | compile, s |")
-    print("| --- | ---: | ---: |")
+    """A table of times to trace and compile the sampler."""
+    rows = []
     for number in (20, 200):
-        latents = (Latent("x", BITS, (number,)),)
-        net = OPTIONS.build(jax.random.key(0), latents, INPUTS)
+        net = network(binary(number))
         keys = jax.random.split(jax.random.key(2), 1_000)
-        start = time.perf_counter()
-        lowered = jax.jit(partial(sample, net)).lower(keys, jnp.zeros(21))
+        begun = time.perf_counter()
+        lowered = jax.jit(partial(sample.__wrapped__, net)).lower(keys, jnp.zeros(CONTEXT))
         traced = time.perf_counter()
         lowered.compile()
         done = time.perf_counter()
-        print(f"| {number} binary | {traced - start:.2f} | {done - traced:.2f} |", flush=True)
+        rows.append([f"{number} binary", f"{traced - begun:.2f}", f"{done - traced:.2f}"])
+    print("\n### Compiling the sampler")
+    report.table(["latents", "trace, s", "compile, s"], rows)
+
+
+def main() -> None:
+    """All tables."""
+    full = report.full(__doc__)
+    against_density((100, 1_000, 10_000) if full else (1_000,), 15 if full else 7)
+    against_peers((5, 10, 20, 40), 1_000, 15 if full else 5)
+    compile_times()
 
 
 if __name__ == "__main__":
-    ratios()
-    compile_times()
+    main()

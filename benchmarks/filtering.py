@@ -1,153 +1,179 @@
-"""How fast is a particle filter: against cuthbert's and that of `particles`, and step by step.
+"""How fast is a particle filter, and how long until its evidence is precise: ours and the peers'.
 
-Run as `python -m benchmarks.filtering`. All three run the bootstrap filter of the same scalar
-linear-Gaussian model with systematic resampling below the same effective sample size. Each is in a
-process of its own that stays alive, they take turns, and the best of several repeats counts. Ours
-keeps draws, weights and ancestors of all steps, and follows every trajectory back; cuthbert keeps
-all steps; `particles` keeps the last.
+Run as `python -m benchmarks.filtering [--full]`. First the engine: ours, cuthbert's and that of
+`particles` run the bootstrap filter of one scalar linear-Gaussian model with systematic resampling
+below the same effective sample size. Ours keeps draws, weights and ancestors of all steps, and
+follows every trajectory back; cuthbert keeps all steps; `particles` keeps the last.
 
-The second table is the time of one `filter_step` early in a stream and late.
+Then what counts: the time to reach a standard deviation of 0.5 in the log evidence, by the
+bootstrap filter of each and by our learned filter. Standard deviations are measured at several
+numbers of particles and a power of that number is fitted to them and to the times. Compiling is
+not part of these times; the learned filter's is given beside them.
 """
 
-import argparse
-import json
-import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from jax import Array
-from numpyro.contrib.control_flow import scan
-from scipy import stats
 
 import retrodict as rd
-from benchmarks.peers import Peer, environment, in_turn
-from retrodict.filtering import StreamingFilter
-from retrodict.proposal import Proposal
-from retrodict.resampling import systematic
-from retrodict.smc import Engine
+from benchmarks import report
+from benchmarks.filters import (
+    NOISE,
+    PEERS,
+    STEPS,
+    Problem,
+    Run,
+    asked,
+    bootstrap,
+    compiled_for,
+    devices,
+    linear,
+    ours,
+    started,
+)
+from benchmarks.peers import in_turn
+from retrodict.demos.fhmm import HIDDEN
 
-DRIFT, SPREAD, NOISE, STEPS = 0.9, 1.0, 0.7, 100
-PEERS = {
-    "cuthbert": ("cuthbert==0.1.1", f"jax=={jax.__version__}"),
-    "particles": ("particles==0.4",),
-}
-
-
-def series(steps: int = STEPS) -> None:
-    """A scalar state, seen with noise."""
-
-    def step(x: Array, _: None) -> tuple[Array, None]:
-        x = numpyro.sample("x", dist.Normal(DRIFT * x, SPREAD))
-        numpyro.sample("y", dist.Normal(x, NOISE))
-        return x, None
-
-    scan(step, 0.0, None, length=steps)
+PRECISE_NOISE = 0.1  # far narrower than what the model expects, so that a proposal matters
+WANTED = 0.5
 
 
-def kalman(y: np.ndarray) -> float:
-    """The exact log evidence."""
-    mean, variance, log_z = 0.0, 0.0, 0.0
-    for value in y:
-        mean, variance = DRIFT * mean, DRIFT**2 * variance + SPREAD**2
-        total = variance + NOISE**2
-        log_z += stats.norm.logpdf(value, mean, np.sqrt(total))
-        mean, variance = mean + variance / total * (value - mean), variance * NOISE**2 / total
-    return log_z
+def engines(sizes: list[int], repeats: int) -> None:
+    """The first table: the same filter by three engines."""
+    problem = linear(NOISE)
+    proposal, rows, ratios = bootstrap(problem), [], []
+    with ExitStack() as stack:
+        peers = started(stack, problem)
+        for num in sizes:
+            for threshold in (1.0, 0.5):
+                report.note(f"bootstrap filters, {num} particles, threshold {threshold}")
+                calls = {"ours": ours(proposal, {}, problem.y, num, threshold)}
+                calls |= {name: asked(peer, num, threshold) for name, peer in peers.items()}
+                for call in calls.values():
+                    call(0)
+                found = {n: np.array(rows) for n, rows in in_turn(calls, repeats).items()}
+                seconds = {name: rows[:, 0] for name, rows in found.items()}
+                ratio = {name: np.median(seconds[name] / seconds["ours"]) for name in PEERS}
+                ratios.append(ratio)
+                rate = report.short(num * STEPS / float(np.median(seconds["ours"])) / 1e6)
+                rows.append(
+                    [
+                        f"{num}, below {threshold:g} K",
+                        report.spread(seconds["ours"], 1e3),
+                        rate,
+                        *(report.spread(seconds[name] / seconds["ours"]) for name in PEERS),
+                        *(f"{r[:, 1].mean():.2f} ± {r[:, 1].std():.2f}" for r in found.values()),
+                    ]
+                )
+    print(f"Bootstrap filter, {STEPS} steps; the exact log evidence is {problem.exact:.3f}.")
+    header = ["particles, resampled", "ours, ms", "million particle steps a second"]
+    header += [f"{name} / ours" for name in PEERS]
+    header += [f"log evidence: {name}" for name in ("ours", *PEERS)]
+    report.table(header, rows)
+    slowest = min(float(ratio["cuthbert"]) for ratio in ratios)
+    report.target(
+        "the engine is at least level with cuthbert's",
+        f"cuthbert takes {slowest:.2f} times our time where it does best",
+        slowest >= 1,
+    )
 
 
-def ours(
-    proposal: Proposal, y: np.ndarray, num: int, threshold: float
-) -> Callable[[int], tuple[float, float]]:
-    """A run of our engine: seconds, and the log evidence."""
-    engine, data = Engine(proposal, num, systematic, threshold), {"y": jnp.asarray(y)}
-    # survivors are a diagnostic of `infer`, which neither peer has
-    run = jax.jit(lambda key: engine.run({}, key, data)._replace(survivors={}))
-    jax.block_until_ready(run(jax.random.key(0)))
+class Precision(NamedTuple):
+    """Of one filter at one problem: particles and seconds until the evidence is precise."""
 
-    def call(seed: int) -> tuple[float, float]:
-        key = jax.random.key(seed)
-        begun = time.perf_counter()
-        outcome = jax.block_until_ready(run(key))
-        seconds = time.perf_counter() - begun
-        return seconds, float(outcome.population.log_evidence.value())
-
-    return call
+    particles: float
+    seconds: float
+    beyond: bool  # outside of the numbers of particles that were tried
 
 
-def against_peers(sizes: list[int], thresholds: list[float], repeats: int) -> None:
-    """Print the table of times and ratios, and whether all agree."""
-    graph = rd.trace(series, ["y"])
-    y = np.asarray(graph.program.simulate(jax.random.key(3))["y"])
-    numbers = {"y": y.tolist(), "drift": DRIFT, "spread": SPREAD, "noise": NOISE}
-    proposal = Proposal.bootstrap(rd.invert(graph, "filter"))
-    folder = Path(__file__).parent
-    peers = {
-        name: Peer(environment(*packages), folder / f"filtering_{name}.py", json.dumps(numbers))
-        for name, packages in PEERS.items()
-    }
+def interpolated(sizes: list[int], runs: list[np.ndarray]) -> Precision:
+    """Where the fitted power of the number of particles passes the wanted standard deviation."""
+    log_k = np.log(sizes)
+    log_sd = np.log([rows[:, 1].std(ddof=1) for rows in runs])
+    log_seconds = np.log([np.median(rows[:, 0]) for rows in runs])
+    slope, level = np.polyfit(log_k, log_sd, 1)
+    wanted = (np.log(WANTED) - level) / slope
+    seconds = np.interp(wanted, log_k, log_seconds)
+    if wanted > log_k[-1]:
+        rise = (log_seconds[-1] - log_seconds[-2]) / (log_k[-1] - log_k[-2])
+        seconds = log_seconds[-1] + rise * (wanted - log_k[-1])
+    beyond = not log_k[0] <= wanted <= log_k[-1]
+    return Precision(float(np.exp(wanted)), float(np.exp(seconds)), beyond)
 
-    def asked(peer: Peer, num: int, threshold: float) -> Callable[[int], list[float]]:
-        return lambda seed: [float(word) for word in peer.ask(num, threshold, seed)]
 
-    print(f"bootstrap filter, {STEPS} steps; the exact log evidence is {kalman(y):.3f}")
-    print("| particles | resampled below | ours, ms | cuthbert / ours | particles / ours |", end="")
-    print(" log evidence: ours | cuthbert | particles |")
-    print("| --- " * 8 + "|")
-    for num in sizes:
-        for threshold in thresholds:
-            calls = {"ours": ours(proposal, y, num, threshold)}
-            calls |= {name: asked(peer, num, threshold) for name, peer in peers.items()}
-            for call in calls.values():
+def precise(
+    title: str, problem: Problem, compiled: Any, learned: list[int], blind: list[int], repeats: int
+) -> dict[str, Precision]:
+    """A table of standard deviations and times, and what they come to."""
+    proposal, rows, found = bootstrap(problem), [], {}
+    with ExitStack() as stack:
+        peers = started(stack, problem)
+        makers: dict[str, tuple[list[int], Callable[[int], Run]]] = {
+            "learned": (
+                learned,
+                lambda k: ours(compiled.proposal, compiled.networks, problem.y, k, 0.5),
+            ),
+            "bootstrap, ours": (blind, lambda k: ours(proposal, {}, problem.y, k, 0.5)),
+        }
+        for name, peer in peers.items():
+            makers[f"bootstrap, {name}"] = (blind, lambda k, peer=peer: asked(peer, k, 0.5))
+        for name, (sizes, make) in makers.items():
+            report.note(f"{title}: {name}")
+            runs = []
+            for size in sizes:
+                call = make(size)
                 call(0)
-            found = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
-            best = {name: rows[:, 0].min() for name, rows in found.items()}
-            ratios = [f"{best[name] / best['ours']:.2f}" for name in PEERS]
-            evidence = [f"{rows[:, 1].mean():.2f} ± {rows[:, 1].std():.2f}" for rows in found.values()]  # fmt: skip  # noqa: E501
-            cells = [num, f"{threshold:g} K", f"{best['ours'] * 1e3:.1f}", *ratios, *evidence]
-            print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    for peer in peers.values():
-        with peer:
-            pass
-
-
-def streaming(num: int, late: int, repeats: int = 200) -> None:
-    """Print the time of a step, early and late in a stream, and the size of its state."""
-    proposal = Proposal.bootstrap(rd.invert(rd.trace(series, ["y"]), "filter"))
-    stream, key = StreamingFilter(proposal), jax.random.key(0)
-    state = stream.init(key, num)
-    rng, x = np.random.default_rng(0), 0.0
-    print(f"\nstreaming, {num} particles\n| steps taken | median, µs a step | bytes of state |")
-    print("| ---: | ---: | ---: |")
-    times: list[float] = []
-    for step in range(late + repeats):
-        x = DRIFT * x + SPREAD * rng.normal()
-        data = {"y": np.float32(x + NOISE * rng.normal())}
-        begun = time.perf_counter()
-        state, _ = stream.step({}, jax.random.fold_in(key, step), state, data)
-        times.append(time.perf_counter() - begun)
-        if step in (9 + repeats, late + repeats - 1):
-            leaves = jax.tree.leaves(state)
-            size = sum(leaf.nbytes for leaf in leaves)
-            median = np.median(times[-repeats:]) * 1e6
-            print(f"| {step + 1 - repeats} | {median:.0f} | {size} |", flush=True)
+                runs.append(np.array([call(1 + seed) for seed in range(repeats)]))
+            found[name] = interpolated(sizes, runs)
+            seen = (
+                f"{size}: {rows_[:, 1].std(ddof=1):.2f}, {report.spread(rows_[:, 0], 1e3)} ms"
+                for size, rows_ in zip(sizes, runs, strict=True)
+            )
+            at = found[name]
+            rows.append(
+                [
+                    name,
+                    "; ".join(seen),
+                    f"{report.short(at.particles)}{' (extrapolated)' if at.beyond else ''}",
+                    report.short(1e3 * at.seconds),
+                    report.short(at.seconds / found["learned"].seconds),
+                ]
+            )
+    print(f"\n### {title}: time to a standard deviation of {WANTED} in the log evidence")
+    print(f"\nExact log evidence {problem.exact:.3f}; {repeats} runs at each number of particles.")
+    header = ["filter", "particles: sd of log Ẑ, time", "particles needed", "ms", "times learned"]
+    report.table(header, rows)
+    return found
 
 
 def main() -> None:
-    """Both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5])
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[1.0, 0.5])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--late", type=int, default=100_000, help="steps of the stream; 0: none")
-    options = parser.parse_args()
-    against_peers(options.sizes, options.thresholds, options.repeats)
-    if options.late:
-        streaming(1000, options.late)
+    """All tables."""
+    full = report.full(__doc__)
+    engines([10**4, 10**5] if full else [10**4], 15 if full else 7)
+    repeats = 40 if full else 16
+    problem = linear(PRECISE_NOISE)
+    made = compiled_for(problem, 120 if full else 30)
+    blind = [300, 1000, 3000, 10_000]
+    precise("Linear-Gaussian", problem, made, [3, 10, 30, 100], blind, repeats)
+    problem = devices()
+    options = {"estimator": rd.MADE(hidden=HIDDEN), "training": {"batch_size": 500}}
+    made = compiled_for(problem, 600 if full else 90, **options)
+    blind = [10_000, 30_000, 100_000, *([300_000] if full else [])]
+    found = precise("Factorial HMM", problem, made, [30, 100, 300], blind, repeats)
+    ratios = {
+        name: at.seconds / found["learned"].seconds
+        for name, at in found.items()
+        if name != "learned" and "ours" not in name
+    }
+    least = min(ratios, key=ratios.__getitem__)
+    report.target(
+        "on the factorial HMM the learned filter takes at least 10 times less time than the "
+        "bootstrap filter of any peer for the same standard deviation of log Ẑ",
+        f"{report.short(ratios[least])} times less than {least.removeprefix('bootstrap, ')}'s",
+        ratios[least] >= 10,
+    )
 
 
 if __name__ == "__main__":

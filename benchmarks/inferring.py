@@ -1,56 +1,127 @@
-"""Effective samples a second: a compiled model's `infer` against NumPyro's NUTS, on the ten pumps.
+"""A data set in; time and effective samples of its answer out: by `infer`, and by NumPyro's NUTS.
 
-Run as `python -m benchmarks.inferring`. The faithful inverse is trained for a minute first. Both
-are jitted and warm when the clock runs, they take turns, and the best of several repeats counts.
-NUTS runs 4 vectorised chains; its clock runs without its warm-up, and in a row of its own with it,
-for a new data set needs it anew. Effective samples are by site: of NUTS ArviZ's, of ours (sd /
-standard error)² of the weighted mean; the least and the mean over sites.
+For `benchmarks.newdata`, in processes that stay alive: `python -m benchmarks.inferring ours MODEL
+FILE` loads a compiled model, `… nuts MODEL` runs NUTS. Every line asks for a number of particles
+and a seed; the answer is the seconds taken, the least and the mean effective samples over all
+scalars, the seconds with all that a new data set needs, and the scalars' means. The first answer
+includes what is compiled for it.
+
+Effective samples of a mean are (sd / standard error)²: of NUTS ArviZ's, of ours by the weights.
 """
 
-import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.reparam import LocScaleReparam
 
 import retrodict as rd
-from benchmarks.peers import in_turn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from exact import PUMPS, pumps_exact
-from zoo import pumps
+from retrodict.datasets import fresh_datasets
+from retrodict.demos.answers import reference
+from retrodict.demos.models import pumps
+from retrodict.synthetic import joint_draws
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
+SCORES = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERRORS = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-def ours(compiled: rd.Compiled, num: int, method: str) -> Callable[[int], tuple[float, ...]]:
-    """Seconds, least and mean effective samples, and the effective sample size of the weights."""
-
-    def call(seed: int) -> tuple[float, ...]:
-        key = jax.random.key(seed)
-        begun = time.perf_counter()
-        posterior = compiled.infer(key, PUMPS, num, method=method)  # type: ignore[arg-type]
-        jax.block_until_ready(posterior.samples)
-        seconds = time.perf_counter() - begun
-        sizes = [np.ravel((posterior.sd(s) / posterior.mcse(s)) ** 2) for s in posterior.samples]
-        by_site = np.concatenate(sizes)
-        return seconds, by_site.min(), by_site.mean(), float(posterior.ess)
-
-    return call
+def schools(y: Any = None, sigma: Any = ERRORS) -> None:
+    """Effects of coaching in eight schools, each estimated with a known error (Rubin 1981)."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", len(sigma)):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
 
-def nuts(values: Mapping[str, Any]) -> Callable[[int], tuple[float, ...]]:
-    """Seconds without warm-up, least and mean effective samples, seconds with warm-up."""
+def pumps_data() -> dict[str, np.ndarray]:
+    """The ten pumps of George, Makov & Smith (1993)."""
+    known = reference("pumps")
+    return {"t": np.array(known["t"]), "y": np.array(known["y"])}
+
+
+class Case(NamedTuple):
+    """A model with its data.
+
+    Attributes:
+        sites: latents in the order in which means are given.
+        for_nuts: the model as NUTS likes it: a scale that may be near zero is taken out.
+    """
+
+    model: Callable[..., Any]
+    data: Mapping[str, np.ndarray]
+    sites: tuple[str, ...]
+    for_nuts: Callable[..., Any]
+
+
+CASES = {
+    "pumps": Case(pumps, pumps_data(), ("alpha", "beta", "theta"), pumps),
+    "schools": Case(
+        schools,
+        {"y": SCORES},
+        ("mu", "tau", "theta"),
+        reparam(schools, config={"theta": LocScaleReparam(centered=0)}),
+    ),
+}
+
+
+def _flat(values: Mapping[str, Any], sites: Sequence[str]) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(values[site])) for site in sites])
+
+
+def ours(case: Case, compiled: rd.Compiled, num: int, seed: int) -> tuple[float, ...]:
+    """One call of `infer`, as anyone would write it."""
+    begun = time.perf_counter()
+    found = compiled.infer(jax.random.key(seed), case.data, num)
+    jax.block_until_ready(found.samples)
+    seconds = time.perf_counter() - begun
+    sizes = _flat({s: (found.sd(s) / found.mcse(s)) ** 2 for s in case.sites}, case.sites)
+    means = _flat({site: found.mean(site) for site in case.sites}, case.sites)
+    return seconds, sizes.min(), sizes.mean(), seconds, *means
+
+
+def ours_many(
+    case: Case, compiled: rd.Compiled, data: Mapping[str, Any], num: int, seed: int
+) -> tuple[float, ...]:
+    """One call of `infer_many`: seconds, effective samples over all data sets, share called poor.
+
+    The effective samples are sums: of the least over scalars, and of the mean over scalars.
+    """
+    begun = time.perf_counter()
+    found = compiled.infer_many(jax.random.key(seed), data, num, rescue=False)
+    jax.block_until_ready(found.samples)
+    seconds = time.perf_counter() - begun
+    number = len(found)
+    sizes = np.concatenate(
+        [
+            np.asarray((found.sd(site) / found.mcse(site)) ** 2).reshape(number, -1)
+            for site in case.sites
+        ],
+        1,
+    )
+    sizes = np.nan_to_num(sizes)
+    poor = float(np.mean(np.asarray(found.grade) == 2))
+    return seconds, sizes.min(1).sum(), sizes.mean(1).sum(), poor
+
+
+def nuts(
+    values: Mapping[str, Any], case: Case = CASES["pumps"]
+) -> Callable[[int], tuple[float, ...]]:
+    """Seconds without warm-up, least and mean effective samples, seconds with warm-up, means."""
     import arviz
 
     mcmc = MCMC(
-        NUTS(pumps),
+        NUTS(case.for_nuts),
         num_warmup=WARMUP,
         num_samples=SAMPLES,
         num_chains=CHAINS,
@@ -68,58 +139,43 @@ def nuts(values: Mapping[str, Any]) -> Callable[[int], tuple[float, ...]]:
         mcmc.run(mcmc.post_warmup_state.rng_key, **data)
         draws = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
         ended = time.perf_counter()
-        found: Any = arviz.ess({name: np.asarray(value) for name, value in draws.items()})
-        by_site = np.concatenate([np.ravel(found[name].values) for name in found.data_vars])
-        return ended - warm, by_site.min(), by_site.mean(), ended - begun
+        kept = {site: np.asarray(draws[site]) for site in case.sites}
+        found: Any = arviz.ess(kept, method="mean")
+        sizes = _flat({site: found[site].values for site in case.sites}, case.sites)
+        means = _flat({site: value.mean((0, 1)) for site, value in kept.items()}, case.sites)
+        return ended - warm, sizes.min(), sizes.mean(), ended - begun, *means
 
     return call
 
 
+def synthetic(compiled: rd.Compiled, number: int) -> dict[str, np.ndarray]:
+    """Data sets from the model itself."""
+    graph = compiled.graph
+    draws, _ = fresh_datasets(graph, joint_draws(graph), jax.random.key(5), number)
+    return {name: draws[name] for name in graph.observed}
+
+
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training")
-    parser.add_argument("--particles", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=6)
-    options = parser.parse_args()
+    """Answer requests."""
     warnings.simplefilter("ignore")
-    begun = time.perf_counter()
-    compiled = rd.compile(
-        jax.random.key(0),
-        pumps,
-        ("t", "y"),
-        inverse="faithful",
-        training=rd.Training(max_seconds=options.seconds),
-        progress_bar=False,
-    )
-    print(f"compiled in {time.perf_counter() - begun:.0f} s")
-    posterior = compiled.infer(jax.random.key(0), PUMPS, options.particles, method="importance")
-    exact = pumps_exact(PUMPS)
-    print(f"{posterior}; the exact log evidence is {exact.log_evidence:.3f}")
-    calls = {"infer": ours(compiled, options.particles, "importance"), "NUTS": nuts(PUMPS)}
-    for call in calls.values():
-        call(0)
-    # one call of ours is too short to be timed between two of NUTS's
-    many = {"infer": lambda seed: min(calls["infer"](100 * seed + i) for i in range(30))}
-    found = in_turn({**calls, **many}, options.repeats)
-    ours_, theirs = np.array(found["infer"]), np.array(found["NUTS"])
-    print("| | seconds | effective samples: least | mean | a second: least | mean |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    rates = {}
-    for name, seconds, rows in (
-        (f"infer, {options.particles} particles", ours_[:, 0].min(), ours_),
-        (f"NUTS, {CHAINS} × {SAMPLES}", theirs[:, 0].min(), theirs),
-        ("NUTS, warm-up included", theirs[:, 3].min(), theirs),
-    ):
-        least, mean = rows[:, 1].mean(), rows[:, 2].mean()
-        rates[name] = np.array([least, mean]) / seconds
-        print(
-            f"| {name} | {seconds:.4f} | {least:.0f} | {mean:.0f} "
-            f"| {rates[name][0]:.0f} | {rates[name][1]:.0f} |"
-        )
-    mine, *others = rates.values()
-    for name, other in zip(list(rates)[1:], others, strict=True):
-        print(f"infer / {name}: least {mine[0] / other[0]:.0f}, mean {mine[1] / other[1]:.0f}")
+    kind, name, *path = sys.argv[1:]
+    case = CASES[name]
+    if kind == "nuts":
+        sampler = nuts(case.data, case)
+        calls: dict[str, Callable[[int, int], tuple[float, ...]]] = {
+            "one": lambda _, seed: sampler(seed)
+        }
+    else:
+        begun = time.perf_counter()
+        compiled = rd.load(path[0], case.model)
+        print(time.perf_counter() - begun, flush=True)
+        calls = {"one": partial(ours, case, compiled)}
+    for line in sys.stdin:
+        what, num, seed = line.split()
+        if what not in calls:
+            data = synthetic(compiled, int(what.removeprefix("many-")))
+            calls[what] = partial(ours_many, case, compiled, data)
+        print(*calls[what](int(num), int(seed)), flush=True)
 
 
 if __name__ == "__main__":

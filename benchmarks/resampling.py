@@ -1,20 +1,20 @@
 """Time of a resampling step: ours, BlackJAX's, and a bisection written out, in one run.
 
-Run from the project's root: python -m benchmarks.resampling
-Every rule starts from log weights and ends with ancestor indices, under one jit; each time is the
-best of several, and rules take turns so that a busy machine is busy for all. A ratio above 1 says
-how many times faster ours is.
+Run as `python -m benchmarks.resampling [--full]`. Every rule starts from log weights and ends with
+ancestor indices, under one jit; rules take turns so that a busy machine is busy for all. A ratio
+above 1 says how many times faster ours is.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 
 import blackjax.smc.resampling as blackjax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from benchmarks import report
 from retrodict.resampling import RESAMPLERS
 
 Rule = Callable[[Array, Array], Array]
@@ -47,43 +47,42 @@ def ours(name: str, num: int) -> Rule:
     return lambda key, log_weights: rule(key, log_weights, num)
 
 
-def best_times(rules: dict[str, Rule], num: int, spread: float, seconds: float) -> dict[str, float]:
-    """The best time of each rule, taking turns until the time is up."""
+def times(rules: dict[str, Rule], num: int, seconds: float) -> dict[str, np.ndarray]:
+    """Seconds of each rule, taking turns until the time is up."""
     key = jax.random.key(0)
-    log_weights = spread * jax.random.normal(key, (num,))
+    log_weights = jax.random.normal(key, (num,))
     compiled = {name: jax.jit(rule) for name, rule in rules.items()}
     for rule in compiled.values():
         jax.block_until_ready(rule(key, log_weights))
-    best = dict.fromkeys(rules, float("inf"))
+    found: dict[str, list[float]] = {name: [] for name in rules}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    while time.perf_counter() < end or len(found["ours"]) < 3:
         for name, rule in compiled.items():
-            start = time.perf_counter()
+            begun = time.perf_counter()
             jax.block_until_ready(rule(key, log_weights))
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+            found[name].append(time.perf_counter() - begun)
+    return {name: np.array(column) for name, column in found.items()}
 
 
 def main() -> None:
     """Print a table of times and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    parser.add_argument("--spread", type=float, default=1.0, help="sd of the log weights")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each row")
-    options = parser.parse_args()
-    print("| rule | particles | ours, µs | BlackJAX / ours | bisection / ours |")
-    print("| --- | --- | --- | --- | --- |")
+    full = report.full(__doc__)
+    sizes = [10**3, 10**4, 10**5, 10**6] if full else [10**3, 10**6]
+    rows = []
     for name in RESAMPLERS:
-        for num in options.sizes:
+        for num in sizes:
+            report.note(f"resampling: {name}, {num}")
             rules = {"ours": ours(name, num), "blackjax": theirs(name, num)}
             if name != "residual":
                 rules["bisection"] = bisection(name, num)
-            best = best_times(rules, num, options.spread, options.seconds)
+            found = times(rules, num, 3.0 if full else 1.5)
             ratios = [
-                f"{best[other] / best['ours']:.1f}" if other in best else ""
+                report.spread(found[other] / found["ours"]) if other in found else ""
                 for other in ("blackjax", "bisection")
             ]
-            print(f"| {name} | {num} | {best['ours'] * 1e6:.0f} | {ratios[0]} | {ratios[1]} |")
+            rows.append([f"{name}, {num}", report.spread(found["ours"], 1e6), *ratios])
+    header = ["rule, particles", "ours, µs", "BlackJAX / ours", "bisection / ours"]
+    report.table(header, rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """How fast is training: steps a second against PyTorch, and time spent outside of XLA.
 
-Run as `python -m benchmarks.training`. PyTorch gets an environment of its own, made in the user's
-cache folder on the first run. Both networks take turns in processes that stay alive, and the best
-of several repeats counts, so that a busy machine weighs on both alike.
+Run as `python -m benchmarks.training [--full]`. Both networks take turns in processes that stay
+alive, so that a busy machine weighs on both alike.
 """
 
-import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import constraints
 
 import retrodict as rd
+from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
 from retrodict import synthetic, train
+from retrodict.demos.models import pumps
 from retrodict.networks import MADE, Latent, Value, trainable
 
 TORCH = "2.13.0"
 BITS = constraints.independent(constraints.boolean, 1)
-BATCH, STEPS, REPEATS = 500, 64, 12
+BATCH, STEPS = 500, 64
 
 
 def our_passes() -> Callable[[], float]:
@@ -49,7 +51,7 @@ def our_passes() -> Callable[[], float]:
     return run
 
 
-def against_torch() -> None:
+def against_torch(repeats: int) -> None:
     """Print steps a second of both, and their ratio."""
     script = Path(__file__).with_name("training_torch.py")
     with Peer(environment(f"torch=={TORCH}", "numpy"), script) as peer:
@@ -57,11 +59,17 @@ def against_torch() -> None:
         ours = our_passes()
         calls = {"ours": lambda _: ours(), "theirs": lambda _: float(peer.ask(STEPS)[0])}
         calls["theirs"](0)
-        times = in_turn(calls, REPEATS, pause=0.3)
-    best = [STEPS / min(column) for column in times.values()]
-    print(f"| steps/s, 4×300, 41 inputs, batch {BATCH} | ratio |\n| --- | ---: |")
-    print(f"| PyTorch {version}, {threads} threads, fused Adam: {best[1]:.0f} | |")
-    print(f"| retrodict: {best[0]:.0f} | {best[0] / best[1]:.2f} |")
+        times = {n: np.array(t) for n, t in in_turn(calls, repeats, pause=0.3).items()}
+    rows = [
+        ["retrodict", report.spread(STEPS / times["ours"]), ""],
+        [
+            f"PyTorch {version}, {threads} threads, fused Adam",
+            report.spread(STEPS / times["theirs"]),
+            report.spread(times["theirs"] / times["ours"]),
+        ],
+    ]
+    print(f"The factorial HMM's network, 4 × 300 units, 41 inputs, batches of {BATCH}.")
+    report.table(["", "steps a second", "its time / ours"], rows)
 
 
 class Stopwatch:
@@ -82,33 +90,43 @@ class Stopwatch:
         return timed
 
 
-def outside_xla(seconds: float = 60.0) -> None:
+def outside_xla(seconds: float) -> None:
     """Print how much of a training's time is spent outside of compiled code and of compiling."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.zoo import pumps
-
     inside, waiting = Stopwatch(), Stopwatch()
     train.one_pass = inside(train.one_pass)
     train.heldout_loss = inside(train.heldout_loss)
     # The first set is made before training, all others in another thread meanwhile.
     synthetic.Sets.next = waiting(synthetic.Sets.next)  # type: ignore[method-assign]
     start = time.perf_counter()
-    compiled = rd.compile(
-        jax.random.key(0),
-        pumps,
-        ("t", "y"),
-        inverse="faithful",
-        training=rd.Training(max_seconds=seconds),
-        progress_bar=False,
-    )
-    histories = compiled.history.networks.values()
-    total = sum(h.seconds for h in histories)
-    print(f"\ncompiling took {time.perf_counter() - start:.1f} s, of which {total:.1f} s training")
-    print(f"in jitted calls: {inside.seconds:.1f} s; awaiting data: {waiting.seconds:.1f} s")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = rd.compile(
+            jax.random.key(0),
+            pumps,
+            ("t", "y"),
+            inverse="faithful",
+            training=rd.Training(max_seconds=seconds),
+            progress_bar=False,
+        )
+    whole = time.perf_counter() - start
+    total = sum(history.seconds for history in compiled.history.networks.values())
     rest = total - inside.seconds - waiting.seconds
-    print(f"outside: {rest:.2f} s, {rest / total:.1%} of training")
+    parts = {
+        "jitted calls, with their compilation": inside.seconds,
+        "awaiting data": waiting.seconds,
+        "Python": rest,
+    }
+    rows = [[what, f"{spent:.2f}", f"{spent / total:.1%}"] for what, spent in parts.items()]
+    print(f"\nPumps, compiled in {whole:.1f} s, of which {total:.1f} s were training.")
+    report.table(["spent in", "s", "of training"], rows)
+
+
+def main() -> None:
+    """Both tables."""
+    full = report.full(__doc__)
+    against_torch(20 if full else 10)
+    outside_xla(60.0 if full else 20.0)
 
 
 if __name__ == "__main__":
-    against_torch()
-    outside_xla()
+    main()

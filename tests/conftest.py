@@ -2,17 +2,32 @@
 
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 # Tests compile many small programs and run each for a moment: what counts is the compiler's time.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", FLAGS)
+# What one process has compiled, others need not; they inherit the folder.
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+OWN = CACHE not in os.environ
+if OWN:
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="retrodict-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Linux gives a process 65 530 mappings; every compiled program takes some, and XLA ends the
 # process, without a word, when it is refused one.
 MAPPINGS = Path("/proc/self/maps")
 MANY = 25_000
+
+
+def pytest_unconfigure():
+    if OWN:
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -44,6 +44,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     monkeypatch.setattr(rd, "compile", quick)
     monkeypatch.chdir(tmp_path)
+    cache = jax.config.jax_compilation_cache_dir
     names = {"t": [94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5]}
     names["y"] = [5, 1, 5, 14, 3, 19, 1, 1, 4, 22]
     with warnings.catch_warnings():
@@ -51,7 +52,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         for number, text in enumerate(blocks(page, "python")):
             exec(compile(text, f"{page.name}, block {number + 1}", "exec"), names)
     plt.close("all")
-    jax.config.update("jax_compilation_cache_dir", None)  # one page shows how to set it
+    jax.config.update("jax_compilation_cache_dir", cache)  # one page shows how to set it
 
 
 def test_links_lead_somewhere():
