@@ -381,7 +381,8 @@ def test_check_reports_and_judges(capsys, monkeypatch):
         rng = np.random.default_rng(0)
         return types.SimpleNamespace(
             passed=num_datasets > 50,
-            ranks={"mu": rng.uniform(size=num_datasets)},
+            # a lean that 40 data sets are enough to see
+            ranks={"mu": rng.uniform(size=num_datasets) ** (1 if num_datasets > 50 else 4)},
             ess=np.full(num_datasets, 0.6 * num_particles),
             pareto_k=np.full(num_datasets, 0.1),
             trust=np.full(num_datasets, "good"),
@@ -400,7 +401,7 @@ def test_check_reports_and_judges(capsys, monkeypatch):
     status, out, _ = run(capsys, "check", "normal.rd", *few, "--json")
     found = json.loads(out)
     assert status == 1 and found["passed"] is False
-    assert found["verdict"] == "Do not rely on these answers" and len(found["reasons"]) == 3
+    assert found["verdict"] == "Do not rely on these answers" and len(found["reasons"]) == 4
     call = ("compile", "model.py:normal", "--observed", "y", *SMALL, "-o", "again.rd", *few)
     status, out, err = run(capsys, *call, "--report", "after.html", "--json")
     found = json.loads(out)

@@ -109,9 +109,10 @@ def test_only_values_change_nothing_is_compiled_again():
     assert len(traces) == before
 
 
-@group("hierarchy")
+@group("rates")
 def test_plan_measures_every_candidate():
-    plan = compiled("hierarchy").plan
+    model = compiled("rates")
+    plan = Inference(model.proposal).plan(model.networks, key())
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
 

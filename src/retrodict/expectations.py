@@ -176,17 +176,22 @@ class Guide:
         def pieces(x: Array) -> _Pieces:
             return self._pieces(evaluate(self._values(x), {}))
 
-        first = pieces(x)
+        slopes, first = self._derivatives(pieces, x)
         spread = jnp.sqrt(jnp.clip(first.own.variance, 1e-12, 1e12))
         centre = jnp.where(self.binary, first.own.mean, x)
-        line = self._linear(pieces, x, y, centre, first)
+        line = self._linear(slopes, first, x, y, centre)
         if self.channels:
             return self._by_channel(line, spread, index)
-        found = _solved(line, spread, np.array(self.facts.order))
-        for _ in range(self._refinements):
+
+        def refined(_: Any, found: _Solved) -> _Solved:
             inside = self._inside(found.centre, x)
-            line = self._linear(pieces, inside, y, inside, pieces(inside), first)
-            found = _solved(line, spread, np.array(self.facts.order))
+            slopes, at = self._derivatives(pieces, inside)
+            line = self._linear(slopes, at, inside, y, inside, first)
+            return _solved(line, spread, np.array(self.facts.order))
+
+        found = _solved(line, spread, np.array(self.facts.order))
+        # a loop of the compiler's, for the model is long to trace
+        found = jax.lax.fori_loop(0, self._refinements, refined, found)
         return self._taken(found, first, spread, index)
 
     @property
@@ -197,11 +202,11 @@ class Guide:
 
     def _linear(
         self,
-        pieces: Callable[[Array], _Pieces],
+        slopes: "_Slopes",
+        at: _Pieces,
         x: Array,
         y: Array,
         centre: Array,
-        at: _Pieces,
         first: _Pieces | None = None,
     ) -> "_Line":
         """How means move with the coordinates around x; residuals are those at `centre`.
@@ -210,48 +215,45 @@ class Guide:
         conjugate families. Away from there, where `first` is what was found at the latents' means,
         only how much each observation pulls is looked at anew.
         """
-        own, slope, score = self._derivatives(pieces, x, at)
-        mean = at.of_children.mean + jnp.einsum("...cn,...n->...c", slope, centre - x)
-        residual = y - mean
+        moved = jnp.einsum("...cn,...n->...c", slopes.of_children, centre - x)
+        residual = y - (at.of_children.mean + moved)
         weight = _precision((first or at).of_children.variance)
         if first is not None:
             scalar = np.repeat([child.scalar for child in self.children], self._sizes)
-            weight *= jnp.where(scalar, _pull(at, slope, score, residual), 1.0)
+            pull = _pull(at, slopes.of_children, slopes.log_density, residual)
+            weight *= jnp.where(scalar, pull, 1.0)
         prior = centre - (centre if first is None else at.own.mean)
-        return _Line(centre, prior, own, residual, slope, weight)
+        return _Line(centre, prior, slopes.own, residual, slopes.of_children, weight)
 
     def _derivatives(
-        self, pieces: Callable[[Array], _Pieces], x: Array, at: _Pieces
-    ) -> tuple[Array, Array, Array]:
-        """Of the latents' own means, the children's means, and their log densities; last axis x."""
-        number = x.shape[-1]
+        self, pieces: Callable[[Array], _Pieces], x: Array
+    ) -> tuple["_Slopes", _Pieces]:
+        """Of means and log densities, and their values."""
 
-        def outputs(x: Array) -> tuple[Array, Array, Array]:
+        def outputs(x: Array) -> tuple[_Slopes, _Pieces]:
             found = pieces(x)
-            return found.own.mean, found.of_children.mean, found.log_density
+            return _Slopes(found.own.mean, found.of_children.mean, found.log_density), found
 
-        def along(direction: Array) -> Any:
-            return jax.jvp(outputs, (x,), (jnp.broadcast_to(direction, x.shape),))[1]
+        here, along, at = jax.linearize(outputs, x, has_aux=True)
 
         def flipped(chosen: Array) -> Any:
             other = jnp.where(chosen, 1 - x, x)
             length = jnp.sum(jnp.where(chosen, other - x, 0.0), -1)[..., None]
-            here = (at.own.mean, at.of_children.mean, at.log_density)
-            return jax.tree.map(lambda a, b: (a - b) / length, outputs(other), here)
+            return jax.tree.map(lambda a, b: (a - b) / length, outputs(other)[0], here)
 
-        binary, places = self.binary, np.arange(number)
-        found: list[Any] = [None] * number
-        for chosen, move in ((~binary, along), (binary, flipped)):
-            if not chosen.any():
-                continue
-            rows = np.eye(number, dtype=bool)[chosen]
-            moved = jax.vmap(move)(jnp.asarray(rows if move is flipped else rows.astype(float)))
-            for row, place in enumerate(places[chosen]):
-                found[place] = jax.tree.map(lambda leaf, row=row: leaf[row], moved)
-        own, of_children, densities = (
-            jnp.nan_to_num(jnp.stack(leaves, -1)) for leaves in zip(*found, strict=True)
+        rows, found = np.eye(x.shape[-1]), []
+        if not self.binary.all():
+            directions = jnp.asarray(rows[~self.binary])
+            found.append(jax.vmap(lambda row: along(jnp.broadcast_to(row, x.shape)))(directions))
+        if self.binary.any():
+            found.append(jax.vmap(flipped)(jnp.asarray(rows[self.binary] > 0)))
+        # reals come first here; the last axis is to be that of the coordinates, in their own order
+        places = np.argsort(np.argsort(self.binary, kind="stable"))
+        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+        slopes = jax.tree.map(
+            lambda leaf: jnp.nan_to_num(jnp.moveaxis(leaf[places], 0, -1)), joined
         )
-        return own, of_children, densities
+        return slopes, at
 
     def _by_channel(self, line: "_Line", spread: Array, index: Sequence[Array]) -> Expected:
         """One copy, its coordinates in the order drawn, to be worked out as they are."""
@@ -385,6 +387,14 @@ class Guide:
         low = jnp.where(jnp.isfinite(lower), lower + 0.02 * (x - lower), -jnp.inf)
         high = jnp.where(jnp.isfinite(upper), upper - 0.02 * (upper - x), jnp.inf)
         return jnp.clip(jnp.where(jnp.isfinite(mean), mean, x), low, high)
+
+
+class _Slopes(NamedTuple):
+    """How the latents' own means, the observations' means and log densities move."""
+
+    own: Float[Array, "*copies coordinates coordinates"]
+    of_children: Float[Array, "*copies observations coordinates"]
+    log_density: Float[Array, "*copies observations coordinates"]
 
 
 class _Line(NamedTuple):

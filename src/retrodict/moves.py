@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.mcmc import hmc
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from retrodict.coordinates import Block, blocks
@@ -133,6 +132,8 @@ class Moves:
         how: Acceptance,
     ) -> tuple[Walker, Acceptance]:
         """One transition of Hamiltonian Monte Carlo."""
+        from blackjax.mcmc import hmc  # slow to import, and seldom needed
+
         step_key, move_key = jax.random.split(rng_key)
         # steps of many lengths, for no coordinate to come back to where it was
         log_step = jnp.log(tuning.steps[metric]) + SPREAD * jax.random.normal(step_key)

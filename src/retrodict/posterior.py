@@ -249,7 +249,7 @@ class Posterior:
         return (
             f"<Posterior of {sites}: {self.num_particles} particles, ess {float(self.ess):.0f}, "
             f"log evidence {float(self.log_evidence):.3f} ± {float(self.log_evidence_se):.2g}, "
-            f"trust {self.trust}>"
+            f"trust {self.trust}{_noted(self.extra)}>"
         )
 
     def _site(self, name: str) -> Array:
@@ -263,6 +263,10 @@ class Posterior:
                 f"{what} is of one data set, and this Posterior holds {len(self)}: "
                 f"pick one, as in posterior[0].{what}"
             )
+
+
+def _noted(extra: Mapping[str, Any]) -> str:
+    return f", {extra['note']}" if "note" in extra else ""
 
 
 def make_posterior(

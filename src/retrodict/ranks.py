@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 Column = np.ndarray[Any, Any]
 
@@ -43,6 +42,8 @@ def p_value(column: Column) -> float:
     Kolmogorov and Smirnov's sees ranks that lean to one side; that of the sum of squares of
     Φ⁻¹(rank) sees those that crowd in the middle or at the ends.
     """
+    from scipy import stats  # slow to import, and seldom needed
+
     z = stats.norm.ppf(np.clip(column, 1e-6, 1 - 1e-6))
     spread = stats.chi2.cdf(np.sum(z**2), len(z))
     return float(min(stats.kstest(column, "uniform").pvalue, 2 * min(spread, 1 - spread)))
@@ -55,6 +56,8 @@ def limit(coordinates: int) -> float:
 
 def band(datasets: int, coordinates: int) -> float:
     """How far the distribution of ranks may be from uniform, by the first of the two tests."""
+    from scipy import stats
+
     return float(stats.kstwo.ppf(1 - limit(coordinates), datasets))
 
 
