@@ -174,7 +174,7 @@ def wrong_of(posterior, exact, errors, sds=0.0):
         known = replace(posterior, samples={name: values_of(posterior, name)})
         off = np.abs(np.asarray(known.mean(name), float) - mean)
         # a mean of 12.3 with a posterior sd of 0.001 is near what float32 can tell
-        # an event too rare to be among the draws has no spread there: K draws know no more than this
+        # an event too rare to be among the draws has no spread there; K draws know no more
         least = np.asarray(exact.sds[name]) / np.sqrt(posterior.num_particles)
         error = np.maximum(np.asarray(known.mcse(name), float), least)
         allowed = errors * error + sds * np.asarray(exact.sds[name])
