@@ -25,6 +25,7 @@ TITLES = {
     "filtering": "Filtering",
     "drawing": "Drawing",
     "growth": "Growth",
+    "rescue": "Rescue",
     "training": "Training steps",
     "resampling": "Resampling",
     "tracing": "Reading a model",

@@ -1,17 +1,17 @@
 """Rescue by tempering: its verdicts over many runs, and its speed against NumPyro's NUTS.
 
-Run as `python -m benchmarks.rescue`. The first table is of data sets on which importance sampling
-fails, with networks that have learned little or nothing (`tests/hard.py`): how often the answer was
-called good, and how often one that was called good was wrong, by more than 3 of its own standard
-errors + 0.1 posterior sd in any mean, or in the evidence (+ 0.1).
+Run as `python -m benchmarks.rescue [--full]`. The first table is of the ten pumps, a hundred times
+longer than in training. Both samplers are jitted and warm when the clock runs, and take turns. New
+data need NUTS's warm-up anew, and our planned method before the rescue, so both are in the
+clock. Effective samples are the least over all scalars: of NUTS ArviZ's, of ours (sd / standard
+error)² of the mean, by how islands differ.
 
-The second is of the ten pumps, a hundred times longer than in training. Both samplers are jitted
-and warm when the clock runs, and take turns. A new data set needs NUTS's warm-up anew, and our
-planned method before the rescue, so both are in the clock. Effective samples are the least over all
-scalars: of NUTS ArviZ's, of ours (sd / standard error)² of the mean, by how islands differ.
+The second is of data sets on which importance sampling fails, with networks that have learned
+little or nothing (`tests/hard.py`): how often the answer was called good, and how often one that
+was called good was wrong, by more than 3 of its own standard errors + 0.1 posterior sd in any mean,
+or in the evidence (+ 0.1).
 """
 
-import argparse
 import sys
 import time
 import warnings
@@ -20,19 +20,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from benchmarks import report
 from benchmarks.inferring import nuts
 from benchmarks.peers import in_turn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hard import HARD, compiled_hard, wrong_of
 
-PARTICLES = 1000
+PARTICLES, AGAINST_NUTS = 1000, 2000
 
 
 def verdicts(runs: int) -> None:
     """Print how often answers are good, and how often wrong."""
-    print("| data | runs | good | fair | poor | good and wrong | beyond 4 errors | median s |")
-    print("| --- " + "| ---: " * 7 + "|")
+    rows: list[list[object]] = []
     total = np.zeros(5, int)
     for name, case in HARD.items():
         exact, compiled = case.exact(), compiled_hard(name)
@@ -45,21 +45,25 @@ def verdicts(runs: int) -> None:
             wrong = wrong_of(found, exact, 3.0, 0.1)
             if wrong and found.trust == "good":
                 counts[3] += 1
-                print(f"{name}, seed {seed}: {'; '.join(wrong)}", file=sys.stderr)
+                report.note(f"{name}, seed {seed}: {'; '.join(wrong)}")
             counts[4] += bool(wrong_of(found, exact, 4.0))
         total += counts
-        cells = [name, runs, *counts, f"{np.median(seconds):.2f}"]
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    print(f"| all | {runs * len(HARD)} | {' | '.join(map(str, total))} | |")
+        rows.append([name, runs, *counts, report.spread(seconds)])
+    rows.append(["all", runs * len(HARD), *total, ""])
+    head = ["data", "runs", "good", "fair", "poor", "good and wrong", "beyond 4 errors", "seconds"]
+    report.table(head, rows)
+    report.target(
+        "never a good verdict on a wrong answer", f"{total[3]} of {rows[-1][1]} runs", total[3] == 0
+    )
 
 
-def against_nuts(repeats: int, particles: int) -> None:
+def against_nuts(repeats: int) -> None:
     """Print seconds for 1 000 effective samples, and their ratio."""
     compiled, data = compiled_hard("pumps"), HARD["pumps"].data
 
     def ours(seed: int) -> tuple[float, float]:
         begun = time.perf_counter()
-        found = compiled.infer(jax.random.key(seed), data, particles)
+        found = compiled.infer(jax.random.key(seed), data, AGAINST_NUTS)
         jax.block_until_ready(found.samples)
         seconds = time.perf_counter() - begun
         sizes = [np.ravel((found.sd(s) / found.mcse(s)) ** 2) for s in found.samples]
@@ -70,26 +74,29 @@ def against_nuts(repeats: int, particles: int) -> None:
     for call in calls.values():
         call(0)
     found = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
-    print("\n| | seconds | least effective samples | seconds for 1 000 of them |")
-    print("| --- | ---: | ---: | ---: |")
-    needed = {}
+    needed, lines = {}, []
     for name, rows in found.items():
-        seconds, size = rows[:, 0].min(), np.median(rows[:, 1])
-        needed[name] = 1000 * seconds / size
-        print(f"| {name} | {seconds:.3f} | {size:.0f} | {needed[name]:.3f} |")
-    print(f"\nNUTS takes {needed['NUTS'] / needed['ours']:.2f} times as long as a rescue.")
+        needed[name] = 1000 * rows[:, 0] / np.median(rows[:, 1])
+        lines.append(
+            [
+                name,
+                report.spread(rows[:, 0]),
+                report.spread(rows[:, 1]),
+                report.spread(needed[name]),
+            ]
+        )
+    report.table(["", "seconds", "least effective samples", "seconds for 1 000 of them"], lines)
+    ratio = float(np.median(needed["NUTS"]) / np.median(needed["ours"]))
+    asked = "rescue on data far outside training at least as fast as NUTS"
+    report.target(asked, f"NUTS takes {report.short(ratio)} times as long", ratio >= 1)
 
 
 def main() -> None:
     """Both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40, help="of each kind of data")
-    parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--particles", type=int, default=2000, help="against NUTS")
-    options = parser.parse_args()
+    full = report.full(__doc__)
     warnings.simplefilter("ignore")
-    against_nuts(options.repeats, options.particles)
-    verdicts(options.runs)
+    against_nuts(6 if full else 3)
+    verdicts(40 if full else 8)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import networkx as nx
 import numpy as np
 from numpyro.distributions import constraints
 
@@ -27,6 +26,8 @@ from retrodict.relations import (
 )
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from retrodict.render import Picture
 
 Index: TypeAlias = tuple[int, ...]
@@ -170,6 +171,8 @@ class Graph:
 
     def unroll(self) -> "nx.DiGraph[str]":
         """The plain directed network over random variables, for small instances."""
+        import networkx as nx  # slow to import
+
         self.check_unrollable()
         network: nx.DiGraph[str] = nx.DiGraph()
         for site in self.sites.values():

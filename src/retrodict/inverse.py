@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
-import networkx as nx
-
 from retrodict.elimination import Draw, Network, Node, unroll_time
 from retrodict.factors import Factor, make_factors
 from retrodict.graph import Graph
@@ -20,6 +18,8 @@ from retrodict.orders import blanket, faithful, filter_steps
 from retrodict.relations import Window
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from retrodict.render import Picture
 
 Method = Literal["auto", "blanket", "faithful", "filter"]
@@ -57,6 +57,8 @@ class Inverse:
 
     def unroll(self) -> "nx.DiGraph[str]":
         """The plain inverse network: edges into the latent variables, for small instances."""
+        import networkx as nx  # slow to import
+
         network, draws = self._written_out
         sites = self.graph.sites
         inverse: nx.DiGraph[str] = nx.DiGraph()
@@ -217,6 +219,8 @@ def _loop_steps(graph: Graph) -> dict[str, int]:
     A loop is one in time if some site depends on one of another number, in the same way at more
     than one step; sites of the same number that it is tied to belong to the same series.
     """
+    import networkx as nx  # slow to import
+
     family = {name: s.family for name, s in graph.sites.items() if s.family is not None}
     tied = [(e.parent, e.child) for e in graph.edges if e.parent in family and e.child in family]
     lagged: dict[str, set[str]] = {}

@@ -6,8 +6,6 @@ Three ways to turn a graph round: `blanket` (Paige & Wood 2016, sec. 3.1), `fait
 
 from collections.abc import Callable, Collection, Sequence
 
-import networkx as nx
-
 from retrodict.elimination import (
     Draw,
     MoralGraph,
@@ -74,14 +72,13 @@ def filter_steps(
         later: what is drawn later than a node of the same step.
     """
     latents = [n for n in network.nodes if n not in network.observed]
-    directed = _directed(network)
-    leading = {n for c in chain for n in nx.ancestors(directed, c)} - network.observed - set(chain)
+    leading = ancestors(network, chain) - network.observed - set(chain)
     draws: list[Draw] = []
     if leading:
         rest = set(latents) - leading
         whole = faithful(network, lambda n: rest if n in leading else later(n))
         draws = [d for d in whole if d.node in leading]
-    for step in _steps(network, leading, unit, directed):
+    for step in _steps(network, leading, unit):
         draws += _invert_step(network, step, later)
     return draws
 
@@ -90,7 +87,6 @@ def _steps(
     network: Network,
     leading: Collection[Node],
     unit: Callable[[Node], object],
-    directed: "nx.DiGraph[Node]",
 ) -> list[list[Node]]:
     """Cut the program into steps; an observation closes a step if it tells of its latents."""
     steps: list[list[Node]] = []
@@ -108,7 +104,7 @@ def _steps(
         current.append(node)
         if observed:
             here = set(current) - network.observed
-            closed = closed or bool(nx.ancestors(directed, node) & here)
+            closed = closed or bool(ancestors(network, [node]) & here)
     return [*steps, current] if current else steps
 
 
@@ -127,16 +123,19 @@ def _invert_step(network: Network, step: Sequence[Node], later: Later) -> list[D
 
 def without_evidence(network: Network, evidence: Collection[Node]) -> set[Node]:
     """Latents from which no directed path leads to any of the evidence."""
-    directed = _directed(network)
-    informed = {a for node in evidence for a in nx.ancestors(directed, node)}
+    informed = ancestors(network, evidence)
     return {n for n in network.nodes if n not in informed and n not in network.observed}
 
 
-def _directed(network: Network) -> "nx.DiGraph[Node]":
-    directed: nx.DiGraph[Node] = nx.DiGraph()
-    directed.add_nodes_from(network.nodes)
-    directed.add_edges_from((p, c) for c, parents in network.parents.items() for p in parents)
-    return directed
+def ancestors(network: Network, nodes: Collection[Node]) -> set[Node]:
+    """All from which a directed path leads to one of the nodes."""
+    found: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        new = set(network.parents[waiting.pop()]) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _own(network: Network, node: Node) -> Draw:
