@@ -27,7 +27,7 @@ from benchmarks.peers import in_turn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hard import HARD, compiled_hard, wrong_of
 
-PARTICLES, AGAINST_NUTS = 1000, 2000
+PARTICLES, AGAINST_NUTS = 4000, 2000
 
 
 def verdicts(runs: int) -> None:

@@ -34,11 +34,14 @@ FEWEST = 40
 # Moves that leave no coordinate more correlated with where it was than this have mixed the islands
 # at the last temperature, and particles of all count alike.
 MIXED = 0.3
+# Islands have the path in common, and with it some of their error: on data sets with exact answers,
+# 40 runs each, the evidence was off by up to this many times what they claimed.
+PATH = 1.25
 
 LIMITS = (
     Limit("last temperature λ", "least", 1.0, 1.0, "the path did not end at the posterior"),
     Limit("effective sample size by islands", "least", 150.0, 30.0, "islands disagree on means"),
-    Limit("standard error of the log evidence", "most", 0.3, 1.0, "islands disagree on it"),
+    Limit("standard error of the log evidence", "most", 0.15, 1.0, "islands disagree on it"),
     Limit("acceptance of trajectories", "least", 0.3, 0.05, "moves are mostly refused"),
 )
 
@@ -287,12 +290,19 @@ def _log_mean(values: np.ndarray[Any, Any]) -> float:
 def _evidence_error(
     evidence: np.ndarray[Any, Any], variance: np.ndarray[Any, Any], islands: int
 ) -> float:
-    """Of the log of the followers' mean; by how islands differ, and at least by their weights."""
-    if not np.isfinite(evidence).any():
+    """Of the log of the followers' mean; by how islands differ, and at least by their weights.
+
+    What islands are short of is mostly the rare one with far more evidence, so their ratios differ
+    less than they should. Their logarithms are nearly normal, and so tell of it what they can.
+    """
+    alive = evidence[np.isfinite(evidence)]
+    if not alive.size:
         return float("inf")
     ratios = np.exp(evidence - np.max(evidence))
     spread = float(np.var(ratios, ddof=1) / np.mean(ratios) ** 2)
-    return float(np.sqrt(max(spread, float(np.mean(variance))) / islands))
+    if alive.size > 1:
+        spread = max(spread, float(np.expm1(min(np.var(alive, ddof=1), 100.0))))
+    return PATH * float(np.sqrt(max(spread, float(np.mean(variance))) / islands))
 
 
 def _effective(
