@@ -102,10 +102,10 @@ def test_only_values_change_nothing_is_compiled_again():
     model = rd.compile(
         key(), counting, ["y"], estimator=SMALL, training=NOTHING, progress_bar=False
     )
-    model.infer(key(), {"y": [0.0, 1.0, 2.0]}, 100)
+    model.infer(key(), {"y": [0.0, 1.0, 2.0]}, 100, rescue=False)
     before = len(traces)
     for number in range(3):
-        model.infer(key(number), {"y": np.full(3, number, float)}, 100)
+        model.infer(key(number), {"y": np.full(3, number, float)}, 100, rescue=False)
     assert len(traces) == before
 
 
@@ -126,7 +126,7 @@ def test_nothing_to_plan_where_there_is_one_stage():
 
 @group("hierarchy")
 def test_answers_carry_names_and_verdict():
-    answer = compiled("hierarchy").infer(key(), data_of("hierarchy"), 500)
+    answer = compiled("hierarchy").infer(key(), data_of("hierarchy"), 500, rescue=False)
     table = answer.summary()
     assert "b[2, 1]" in table.index or "b[2,1]" in table.index
     assert answer.trust in ("good", "fair", "poor")
@@ -142,7 +142,7 @@ def test_impossible_data_name_stage_and_site():
             numpyro.sample("y", dist.Uniform(0.0, high))
 
     model = rd.compile(key(), bounded, ["y"], estimator=SMALL, training=NOTHING, progress_bar=False)
-    assert np.isfinite(model.infer(key(), {"y": [0.5, 1.2]}, 500).log_evidence)
+    assert np.isfinite(model.infer(key(), {"y": [0.5, 1.2]}, 500, rescue=False).log_evidence)
     with pytest.raises(rd.DataError, match=r"weight zero since stage 1 of 1.*high.*'y'"):
         model.infer(key(), {"y": [0.5, 7.0]}, 100, rescue=False)
     with pytest.raises(rd.DataError, match=r"none of \d+ draws.*'y'"):
