@@ -1,13 +1,15 @@
 """Make the data and exact answers of the demonstrations: `python -m benchmarks.paper.reference`."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.paper import exact
+from benchmarks.paper import bound, exact
 from retrodict import demos
+from retrodict.demos.fhmm import PARTICLES, RUNS
 from retrodict.demos.models import POWER
 
 # The ten pumps of George, Makov & Smith (1993), table 3: thousands of hours, and failures.
@@ -40,9 +42,19 @@ def series(rng: np.random.Generator, steps: int = 30) -> np.ndarray:
 
 
 def fhmm(rng: np.random.Generator) -> dict[str, Any]:
-    """One series, and its evidence."""
-    y = series(rng)
-    return {"y": y.tolist(), "log_evidence": exact.FactorialHMM(POWER).log_evidence(y)}
+    """One series, its evidence, and runs of a filter with the optimal proposal."""
+    y, model = series(rng), exact.FactorialHMM(POWER)
+    runs = [bound.run(rng, model, y, PARTICLES) for _ in range(RUNS)]
+    ancestors = np.stack([run.ancestors for run in runs]).astype(np.uint8)
+    return {
+        "y": y.tolist(),
+        "log_evidence": model.log_evidence(y),
+        "bound": {
+            "ess": [np.round(run.ess, 2).tolist() for run in runs],
+            "log_evidence": [run.log_evidence for run in runs],
+            "ancestors": base64.b64encode(ancestors.tobytes()).decode(),
+        },
+    }
 
 
 def _plain(answer: exact.Answer) -> dict[str, Any]:
