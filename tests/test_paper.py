@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import retrodict.demos
+from exact import PUMPS, pumps_exact
 from retrodict.demos.answers import table
 from retrodict.demos.fhmm import lineage
 from retrodict.inference import Inference, Plan, first_choice
@@ -79,6 +80,10 @@ def test_pumps_by_quadrature_agrees_with_the_published_figures():
     assert found.log_evidence == pytest.approx(-36.5777, abs=2e-4)
     np.testing.assert_allclose(found.mean, [0.6972, 0.9268], atol=2e-4)
     np.testing.assert_allclose(found.sd, [0.2708, 0.5428], atol=2e-4)
+    means, sds = exact.rates(np.array(reference.TIMES), np.array(reference.FAILURES), points=400)
+    simpson = pumps_exact(PUMPS)
+    np.testing.assert_allclose(means, simpson.means["theta"], rtol=1e-3)
+    np.testing.assert_allclose(sds, simpson.sds["theta"], rtol=1e-3)
 
 
 def test_the_packaged_answers_are_those_of_the_solvers():

@@ -50,6 +50,8 @@ def pumps(minutes: float) -> None:
         abs(float(found.mean(name)) - known["mean"][n]) / known["sd"][n]
         for n, name in enumerate(("alpha", "beta"))
     ]
+    means, sds = exact.rates(t, data["y"])
+    off += list(np.abs(np.asarray(found.mean("theta"), float) - means) / sds)
     error = abs(found.log_evidence - of_times - known["log_evidence"])
     rows = [
         ("compiled in", f"{seconds:.0f} s", "≤ 300 s"),

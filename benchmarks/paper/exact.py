@@ -33,6 +33,22 @@ def _moments(log_density: Floats, points: Floats) -> Answer:
 
 def pumps(t: Floats, y: Floats, points: int = 800) -> Answer:
     """alpha and beta given failures y in times t; the evidence is that of y given t."""
+    density, a, b = _pumps(t, y, points)
+    return _moments(density, np.stack([a, b], 1))
+
+
+def rates(t: Floats, y: Floats, points: int = 800) -> tuple[Floats, Floats]:
+    """Means and standard deviations of the pumps' own rates: gammas, given alpha and beta."""
+    density, a, b = _pumps(t, y, points)
+    means = (a[:, None] + y) / (b[:, None] + t)
+    answer = _moments(density, means)
+    weights = np.exp(density - answer.log_evidence)
+    within = weights @ (means / (b[:, None] + t))
+    return answer.mean, np.sqrt(answer.sd**2 + within)
+
+
+def _pumps(t: Floats, y: Floats, points: int) -> tuple[Floats, Floats, Floats]:
+    """Log of the joint mass on a grid of logarithms, and its alpha and beta."""
     log_alpha, log_beta = np.linspace(-6, 3, points), np.linspace(-12, 4, points)
     cell = np.log(np.diff(log_alpha)[0] * np.diff(log_beta)[0])
     a, b = (grid.ravel() for grid in np.meshgrid(np.exp(log_alpha), np.exp(log_beta)))
@@ -41,7 +57,7 @@ def pumps(t: Floats, y: Floats, points: int = 800) -> Answer:
     for time, count in zip(t, y, strict=True):
         density += gammaln(a + count) - gammaln(a) - gammaln(count + 1) + a * np.log(b)
         density += count * np.log(time) - (a + count) * np.log(b + time)
-    return _moments(density, np.stack([a, b], 1))
+    return density, a, b
 
 
 def _log_joint_regression(w: Floats, z: Floats, t: Floats) -> Floats:
