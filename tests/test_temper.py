@@ -31,15 +31,13 @@ def test_importance_sampling_fails_and_says_so(name):
 def test_rescue_reaches_the_exact_answer(name):
     """Means and evidence within 4 standard errors, at every one of several seeds."""
     exact = HARD[name].exact()
-    good = 0
     for seed in range(RUNS):
         found = compiled_hard(name).infer(key(seed), HARD[name].data, MANY)
         assert found.method == "temper"
         assert not wrong_of(found, exact, 4.0)
+        assert found.trust != "poor"  # else no answer would be of any use
         if found.trust == "good":
-            good += 1
             assert not wrong_of(found, exact, 3.0, 0.1)
-    assert good > 0  # else no answer was of any use
 
 
 @pytest.mark.xdist_group("hard schools")
