@@ -28,7 +28,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
     """Compile, infer, draw, compare."""
     known = reference("pumps")
     data = {"t": np.array(known["t"]), "y": np.array(known["y"])}
-    seconds = 60 * (3.0 if minutes is None else minutes)
+    seconds = 60 * (2.0 if minutes is None else minutes)
     compiled = {
         method: rd.compile(
             jax.random.key(0),
