@@ -24,9 +24,11 @@ def off(answers, exact):
 def test_good_answers_are_right(name, method):
     """At most 2 % of them are off, and the evidence's error is what it says."""
     data, exact = many_data_of(name)
-    answers = compiled(name).infer_many(key(14), data, PARTICLES, method=method)
+    # of a chain of six states so few particles know too little to be called good often
+    num = 4 * PARTICLES if name == "chain" else PARTICLES
+    answers = compiled(name).infer_many(key(14), data, num, method=method)
     good = answers.grade == 0
-    assert good.sum() >= 10  # a verdict that calls nothing good is no use
+    assert good.sum() >= 30  # a verdict that calls nothing good is no use
     assert off(answers, exact)[good].mean() <= 0.02
     z = (answers.log_evidence - [e.log_evidence for e in exact]) / answers.log_evidence_se
     # the median of squares of standard normals is 0.455
