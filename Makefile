@@ -3,11 +3,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Two steps: the demonstration needs none of the development tools.
+USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 
 .PHONY: demo test lint types unit bench docs format clean
 
-demo: $(READY)
+demo: $(USABLE)
 	$(BIN)/retrodict demo pumps -o out
 
 test: lint types unit
@@ -36,9 +38,13 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) out
 
-# pip before 25.1 does not know dependency groups, so it is renewed first.
-$(READY): pyproject.toml
+$(USABLE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+# pip before 25.1 does not know dependency groups, so it is renewed first.
+$(READY): $(USABLE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group dev
 	touch $@

@@ -21,6 +21,7 @@ from oracles import (
     runs,
 )
 from retrodict.inference import Inference
+from retrodict.synthetic import joint_draws
 from zoo import key
 
 
@@ -112,7 +113,7 @@ def test_only_values_change_nothing_is_compiled_again():
 @group("rates")
 def test_plan_measures_every_candidate():
     model = compiled("rates")
-    plan = Inference(model.proposal).plan(model.networks, key())
+    plan = Inference(model.proposal).plan(model.networks, key(), joint_draws(model.graph))
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
 
@@ -120,7 +121,7 @@ def test_plan_measures_every_candidate():
 @group("normal")
 def test_nothing_to_plan_where_there_is_one_stage():
     normal = compiled("normal")
-    plan = Inference(normal.proposal).plan(normal.networks, key())
+    plan = Inference(normal.proposal).plan(normal.networks, key(), joint_draws(normal.graph))
     assert plan.method == "importance" and not plan.ess
 
 

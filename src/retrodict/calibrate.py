@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.compiled import Compiled
-from retrodict.errors import UnsupportedModel
+from retrodict.datasets import fresh_datasets
 from retrodict.inference import Settings
 from retrodict.ranks import Rank, limit, looked_at, meaning
 from retrodict.synthetic import joint_draws
@@ -170,9 +170,10 @@ def calibrate(
             f"{num_datasets}, num_particles={num_particles}"
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
-    truth = _data_sets(data_key, compiled, num_datasets)
-    names = compiled.graph.latent
-    size = sum(int(np.prod(compiled.graph.sites[name].shape)) for name in names)
+    graph = compiled.graph
+    truth, _ = fresh_datasets(graph, joint_draws(graph), data_key, num_datasets)
+    names = graph.latent
+    size = sum(int(np.prod(graph.sites[name].shape)) for name in names)
     together = int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))
     parts = []
     for start in range(0, num_datasets, together):
@@ -188,28 +189,6 @@ def calibrate(
         parts.append(jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[:kept], found))
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     return Calibration(compiled, num_particles=num_particles, weighted=weighted, **joined)
-
-
-def _data_sets(rng_key: PRNGKeyArray, compiled: Compiled, number: int) -> dict[str, np.ndarray]:
-    """Joint draws that a float can hold."""
-    draws = joint_draws(compiled.graph)
-    parts: list[dict[str, np.ndarray]] = []
-    have = tried = 0
-    while have < number:
-        rng_key, use_key = jax.random.split(rng_key)
-        values, codes = draws(jax.random.split(use_key, number))
-        good = np.asarray(codes) == 0
-        have, tried = have + int(good.sum()), tried + number
-        if tried >= 1000 and have < 0.05 * tried:
-            raise UnsupportedModel(
-                f"of {tried} draws from the model only {have} can be held in float32: there is "
-                "nothing to check it with"
-            )
-        parts.append({n: np.asarray(values[n])[good] for n in compiled.graph.sites})
-    return {
-        name: np.concatenate([part[name] for part in parts])[:number]
-        for name in compiled.graph.sites
-    }
 
 
 def _answers(

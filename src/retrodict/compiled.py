@@ -304,7 +304,7 @@ def _trained(
     _warn_of_dropped(histories)
     plan = compiled.plan
     if not interruption.asked:
-        plan = Inference(compiled.proposal).plan(networks, plan_key)
+        plan = Inference(compiled.proposal).plan(networks, plan_key, draws)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 

@@ -11,9 +11,8 @@ from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
-from retrodict.synthetic import REASONS, Draws, Rejected
+from retrodict.synthetic import REASONS, Draws, Rejected, at_once
 
-CHUNK = 512
 MOST_CHUNKS = 100
 
 
@@ -22,12 +21,14 @@ def fresh_datasets(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], Rejected]:
     """So many joint draws of all sites, and what was dropped on the way."""
     names, rejected = list(graph.sites), Rejected()
+    # As in training, for which `draws` may have been compiled.
+    size = at_once(sum(4 * int(np.prod(site.shape)) for site in graph.sites.values()))
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
     found = 0
     for chunk in range(MOST_CHUNKS):
-        keys = jax.random.split(jax.random.fold_in(rng_key, chunk), CHUNK)
+        keys = jax.random.split(jax.random.fold_in(rng_key, chunk), size)
         values, codes = jax.device_get(draws(keys))
-        rejected.simulated += CHUNK
+        rejected.simulated += size
         for code, times in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
             site, reason = divmod(int(code) - 1, len(REASONS))
             rejected.dropped[names[site], REASONS[reason]] += int(times)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from retrodict.graph import Graph, Site
+from retrodict.once import run_once
 from retrodict.relations import Table
 
 REFERENCES = 3
@@ -39,7 +40,7 @@ def designs(graph: Graph) -> dict[str, Array]:
 
     # The key is fixed: the same model must give the same design wherever it is compiled or loaded.
     keys = jax.random.split(jax.random.key(0), 16 * REFERENCES)
-    drawn = jax.jit(jax.vmap(reference))(keys)
+    drawn = run_once(jax.vmap(reference), keys)
     found = {}
     for name, features in drawn.items():
         site = graph.sites[name.rpartition(" ")[0]]

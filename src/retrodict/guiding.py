@@ -6,7 +6,7 @@ draws from the prior tell which moments exist, what stands in for those that do 
 coordinates move the observations most.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from retrodict.coordinates import Latent, blocks, table
 from retrodict.expectations import Child, Facts, Guide
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
+from retrodict.once import run_once
 from retrodict.relations import Link, Table, Window
 from retrodict.views import Group, Members, membership
 
@@ -251,12 +252,6 @@ def _information(guide: Guide, draws: Mapping[str, Array]) -> np.ndarray:
         gains = np.where(np.isfinite(gains), gains, np.nan)
     seen = ~np.all(np.isnan(gains), 0)
     return np.where(seen, np.nanmedian(np.where(seen, gains, 0.0), 0), 0.0)
-
-
-def run_once(fn: Callable[[Any], Any], argument: Any) -> Any:
-    """Compile a function with next to no optimisation, which takes less time than it saves."""
-    options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    return jax.jit(fn).lower(argument).compile(compiler_options=options)(argument)
 
 
 def _order(latents: tuple[Latent, ...], told: np.ndarray) -> tuple[int, ...]:

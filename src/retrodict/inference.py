@@ -21,6 +21,7 @@ from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph import Graph
 from retrodict.inverse import invert
+from retrodict.once import QUICKLY
 from retrodict.population import blame
 from retrodict.posterior import Posterior, make_posterior, stacked
 from retrodict.proposal import Networks, Proposal
@@ -29,7 +30,7 @@ from retrodict.reference import DATASETS, Reference
 from retrodict.resampling import Resampler, resampler
 from retrodict.rescue import Rescuer
 from retrodict.smc import Engine, Outcome
-from retrodict.synthetic import joint_draws
+from retrodict.synthetic import Draws
 from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
@@ -43,12 +44,21 @@ class ImpossibleData(DataError):  # noqa: N818 (named beside DataError)
 
 @dataclass(frozen=True)
 class Settings:
-    """How to infer: all that needs another compilation when it changes."""
+    """How to infer: all that needs another compilation when it changes.
+
+    Attributes:
+        num_particles: K.
+        method: one of the candidates, or "temper".
+        resampling: the scheme.
+        ess_threshold: the part of K below which to resample.
+        once: not to be repeated often, so better compiled in half the time than run in half.
+    """
 
     num_particles: int
     method: str
     resampling: str | Resampler = "systematic"
     ess_threshold: float = 0.5
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.num_particles < 1:
@@ -182,7 +192,8 @@ class Inference:
                 return outcome, values, _judged(outcome, settings.method)
 
             batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
-            self._runners[settings, many] = jax.jit(batched)
+            options = QUICKLY if settings.once else None
+            self._runners[settings, many] = jax.jit(batched, compiler_options=options)
         return self._runners[settings, many]
 
     def _rescuer(self, settings: Settings) -> Rescuer:
@@ -260,18 +271,18 @@ class Inference:
             "can, but only barely, use more particles"
         )
 
-    def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
+    def plan(self, networks: Networks, rng_key: PRNGKeyArray, draws: Draws) -> Plan:
         """Try every candidate on synthetic data sets: which gives the most precise evidence?
 
         The data sets are kept as a reference, with the evidence that the best finds for them.
         """
         data_key, run_key = jax.random.split(rng_key)
-        draws, _ = fresh_datasets(self.graph, joint_draws(self.graph), data_key, DATASETS)
-        data = {name: draws[name] for name in self.graph.observed}
+        made, _ = fresh_datasets(self.graph, draws, data_key, DATASETS)
+        data = {name: made[name] for name in self.graph.observed}
 
         def evidence(method: str, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             rows = {name: value[places] for name, value in data.items()}
-            settings = Settings(PLAN_PARTICLES, method)
+            settings = Settings(PLAN_PARTICLES, method, once=True)
             answers = self.many(networks, run_key, rows, settings, memory=256 * 2**20)
             return np.asarray(answers.log_evidence)
 

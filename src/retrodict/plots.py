@@ -22,6 +22,7 @@ from retrodict.densities import (
     weighted_surface,
 )
 from retrodict.graph import Graph
+from retrodict.once import run_once
 from retrodict.panels import COLOUR, PROBABILITIES, Array, Panel, label, marginals, scalar, series
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def draw_prior(rng_key: PRNGKeyArray, graph: Graph, num: int = 2000) -> dict[str
         found = graph.program.run(key, {})
         return {**{name: found.values[name] for name in graph.latent}, **found.deterministic}
 
-    drawn = jax.jit(jax.vmap(one))(jax.random.split(rng_key, num))
+    drawn = run_once(jax.vmap(one), jax.random.split(rng_key, num))
     return {name: np.asarray(value) for name, value in drawn.items()}
 
 

@@ -128,6 +128,11 @@ def joint_draws(graph: Graph) -> Draws:
     return jax.jit(jax.vmap(draw))
 
 
+def at_once(each: int) -> int:
+    """How many draws of so many bytes are made at a time."""
+    return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
+
+
 @dataclass(frozen=True)
 class Simulator:
     """Makes rows for the network that some factors share.
@@ -161,7 +166,7 @@ class Simulator:
         """How many draws are made at a time."""
         each = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
         each += sum(a.guide.working_bytes for a in self.assemblies if a.guide is not None)
-        return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
+        return at_once(each)
 
     @cached_property
     def _shapes(self) -> tuple[Any, Any]:
