@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.contrib.control_flow import scan
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from zoo import discrete_network, pumps
 
@@ -69,42 +69,57 @@ def rates(n=3):
         numpyro.sample("y", dist.Poisson(3.0 * theta))
 
 
-def gamma_poisson_exact(y, t, log_prior, grid_a, grid_b):
+def gamma_poisson_exact(y, t, log_prior, log_alpha, log_beta):
     """Counts y in times t, rates θ_n ~ Gamma(α, β): θ integrated out, (α, β) by quadrature.
 
-    The grids are of log α and log β; `log_prior` is of α and β.
+    The logarithms of both parameters start from the ends given: a first, coarse grid shows where
+    between them the posterior lies, and the second holds that alone. `log_prior` is of each.
     """
-    a, b = np.exp(grid_a)[:, None], np.exp(grid_b)[None, :]
-    log_joint = log_prior(a, b) + np.log(a * b)
-    for k, time in zip(y, t, strict=True):
-        log_joint = log_joint + stats.nbinom.logpmf(k, a, b / (b + time))
-    highest = log_joint.max()
+    for size in (401, 601):
+        grid_a, grid_b = np.linspace(*log_alpha, size), np.linspace(*log_beta, size)
+        a, b = np.exp(grid_a), np.exp(grid_b)
+        of_a, of_b = (
+            log + grid for log, grid in zip(log_prior(a, b), (grid_a, grid_b), strict=True)
+        )
+        of_a = of_a + sum(special.gammaln(k + a) - special.gammaln(a) for k in y)
+        of_b = of_b + sum(k * np.log(time / (b + time)) for k, time in zip(y, t, strict=True))
+        of_both = sum(np.log(b / (b + time)) for time in t)
+        log_joint = of_a[:, None] + of_b + a[:, None] * of_both
+        highest = log_joint.max()
+        held = log_joint > highest - 35
+        log_alpha, log_beta = (
+            (grid[max(where.min() - 1, 0)], grid[min(where.max() + 1, size - 1)])
+            for grid, where in zip((grid_a, grid_b), np.nonzero(held), strict=True)
+        )
     joint = np.exp(log_joint - highest)
+    joint *= _simpson(grid_a)[:, None] * _simpson(grid_b)
+    z = joint.sum()
 
-    def integral(weight):
-        return integrate.simpson(integrate.simpson(weight * joint, x=grid_b), x=grid_a)
+    def expected(of_a, of_b):
+        return of_a @ joint @ of_b / z
 
-    z = integral(1.0)
-
-    def expected(values):
-        return integral(values) / z
-
-    means = {"alpha": expected(a), "beta": expected(b)}
-    squares = {"alpha": expected(a**2), "beta": expected(b**2)}
-    rates = [(a + k, b + time) for k, time in zip(y, t, strict=True)]
-    means["theta"] = np.array([expected(shape / rate) for shape, rate in rates])
-    squares["theta"] = np.array([expected(shape * (shape + 1) / rate**2) for shape, rate in rates])
+    one = np.ones(size)
+    means = {"alpha": expected(a, one), "beta": expected(one, b)}
+    squares = {"alpha": expected(a**2, one), "beta": expected(one, b**2)}
+    rates = list(zip(y, t, strict=True))
+    means["theta"] = np.array([expected(a + k, 1 / (b + time)) for k, time in rates])
+    squares["theta"] = np.array(
+        [expected((a + k) * (a + k + 1), 1 / (b + time) ** 2) for k, time in rates]
+    )
     sds = {name: np.sqrt(squares[name] - means[name] ** 2) for name in means}
-    return Exact(np.log(z) + highest, means, sds)
+    return Exact(np.log(z) + highest - special.gammaln(y + 1).sum(), means, sds)
+
+
+def _simpson(grid):
+    """The weights of Simpson's rule."""
+    return np.array([1, *([4, 2] * (len(grid) // 2 - 1)), 4, 1]) * (grid[1] - grid[0]) / 3
 
 
 def rates_exact(y):
-    grid = np.linspace(-6, 4, 301)
-
     def log_prior(a, b):
-        return stats.gamma.logpdf(a, 2) + stats.gamma.logpdf(b, 2)
+        return stats.gamma.logpdf(a, 2), stats.gamma.logpdf(b, 2)
 
-    return gamma_poisson_exact(y, np.full(len(y), 3.0), log_prior, grid, grid)
+    return gamma_poisson_exact(y, np.full(len(y), 3.0), log_prior, (-9, 5), (-9, 5))
 
 
 PUMPS = {
@@ -118,10 +133,10 @@ def pumps_exact(data):
     t, y = np.asarray(data["t"], float), np.asarray(data["y"], float)
 
     def log_prior(a, b):
-        return stats.expon.logpdf(a) + stats.gamma.logpdf(b, 0.1)
+        return stats.expon.logpdf(a), stats.gamma.logpdf(b, 0.1)
 
     # the prior of β is nearly that of 1/β near 0: far down, where no data pull it up
-    found = gamma_poisson_exact(y, t, log_prior, np.linspace(-9, 3, 301), np.linspace(-25, 4, 501))
+    found = gamma_poisson_exact(y, t, log_prior, (-15, 5), (-87, 6))
     covariates = stats.expon.logpdf(t, scale=50.0).sum()
     return found._replace(log_evidence=found.log_evidence + covariates)
 

@@ -9,7 +9,9 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES, PUMPS
+from retrodict.datasets import fresh_datasets
 from retrodict.inference import Inference, Plan, first_choice
+from retrodict.synthetic import joint_draws
 from zoo import key
 
 SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
@@ -63,7 +65,7 @@ def data_of(name):
 def many_data_of(name):
     """Synthetic data sets, and their exact answers."""
     graph = compiled(name).graph
-    values = jax.jit(jax.vmap(graph.program.simulate))(jax.random.split(key(13), RUNS))
+    values, _ = fresh_datasets(graph, joint_draws(graph), key(13), RUNS)
     data = {site: np.asarray(values[site]) for site in graph.observed}
     solve = cache(
         lambda *row: ORACLES[name].exact(dict(zip(data, map(np.array, row), strict=True)))

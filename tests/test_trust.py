@@ -19,13 +19,17 @@ def off(answers, exact):
     return wrong
 
 
-# Of the pumps' prior, most draws are data that no quadrature can hold; rates are a tame version.
-@pytest.mark.parametrize(("name", "method"), [run for run in runs() if run.values[0] != "pumps"])
+# Resampling the pumps' parameters before any count is weighed leaves few, and no answer is called
+# good: there is nothing to be checked.
+CALLED_GOOD = [run for run in runs() if run.values != ("pumps", "smc")]
+
+
+@pytest.mark.parametrize(("name", "method"), CALLED_GOOD)
 def test_good_answers_are_right(name, method):
     """At most 2 % of them are off, and the evidence's error is what it says."""
     data, exact = many_data_of(name)
-    # of a chain of six states so few particles know too little to be called good often
-    num = 4 * PARTICLES if name == "chain" else PARTICLES
+    # of a chain of six states, and of many orders of magnitude, so few know too little
+    num = {"chain": 4, "pumps": 10}.get(name, 1) * PARTICLES
     answers = compiled(name).infer_many(key(14), data, num, method=method)
     good = answers.grade == 0
     assert good.sum() >= 30  # a verdict that calls nothing good is no use

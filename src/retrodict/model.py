@@ -28,6 +28,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from retrodict.errors import UnsupportedModel
 from retrodict.moments import Moments, moments
+from retrodict.precise import log_prob
 
 Result = TypeVar("Result")
 Values: TypeAlias = Mapping[str, Array]
@@ -387,7 +388,7 @@ class _Run(Messenger):
     def _score(self, msg: Message, value: Array) -> None:
         name, fn = msg["name"], msg["fn"]
         batch_shape = value.shape[: value.ndim - fn.event_dim]
-        density = fn.log_prob(value)
+        density = log_prob(fn, value)
         if name in self.program.guarded:
             density = jnp.where(fn.support(value), density, -jnp.inf)
         density = jnp.broadcast_to(density, batch_shape)
