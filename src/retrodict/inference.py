@@ -7,7 +7,7 @@ Paige & Wood (2016).
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
@@ -34,6 +34,7 @@ from retrodict.synthetic import Draws
 from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
+from retrodict.weights import LogEvidence
 
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
 
@@ -51,14 +52,12 @@ class Settings:
         method: one of the candidates, or "temper".
         resampling: the scheme.
         ess_threshold: the part of K below which to resample.
-        once: not to be repeated often, so better compiled in half the time than run in half.
     """
 
     num_particles: int
     method: str
     resampling: str | Resampler = "systematic"
     ess_threshold: float = 0.5
-    once: bool = False
 
     def __post_init__(self) -> None:
         if self.num_particles < 1:
@@ -143,18 +142,10 @@ class Inference:
             return stacked(
                 [self.one(networks, k, row, settings) for k, row in zip(keys, each, strict=True)]
             )
-        run = self._runner(settings, many=True)
+        run = partial(self._runner(settings, many=True), networks)
         together = self._together(networks, settings.num_particles, number, memory)
         keys = jax.random.split(rng_key, number)
-        parts = []
-        for start in range(0, number, together):
-            # The last part is filled up by wrapping round, so that it needs no compilation.
-            places = np.arange(start, start + together) % number
-            rows = {name: value[places] for name, value in checked.items()}
-            done = jax.device_get(run(networks, keys[places], rows))
-            kept = min(together, number - start)
-            parts.append(jax.tree.map(lambda leaf, kept=kept: leaf[:kept], done))
-        outcome, deterministic, judged = jax.tree.map(lambda *all_: np.concatenate(all_), *parts)
+        outcome, deterministic, judged = _in_parts(run, keys, checked, together)
         return self._posterior(outcome, deterministic, judged, checked, settings.method)
 
     def _together(self, networks: Networks, num_particles: int, number: int, memory: int) -> int:
@@ -174,13 +165,7 @@ class Inference:
                 f"{', '.join(map(repr, (*self.candidates, 'temper')))}"
             )
         if (settings, many) not in self._runners:
-            threshold = 0.0 if settings.method == "importance" else settings.ess_threshold
-            choose = resampler(settings.resampling)
-            engine: Engine | Divider = Engine(
-                self.proposal, settings.num_particles, choose, threshold
-            )
-            if settings.method == "divide":
-                engine = Divider(self.proposal, settings.num_particles, choose)
+            engine = self._engine(settings)
 
             def run(networks: Any, rng_key: PRNGKeyArray, data: Any) -> Any:
                 outcome = engine.run(networks, rng_key, data)
@@ -192,9 +177,21 @@ class Inference:
                 return outcome, values, _judged(outcome, settings.method)
 
             batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
-            options = QUICKLY if settings.once else None
-            self._runners[settings, many] = jax.jit(batched, compiler_options=options)
+            self._runners[settings, many] = jax.jit(batched)
         return self._runners[settings, many]
+
+    def _engine(self, settings: Settings, threshold: Array | None = None) -> Engine | Divider:
+        """What runs a method; the threshold of SMC may be one that is known only when it runs."""
+        choose = resampler(settings.resampling)
+        if settings.method == "divide":
+            return Divider(self.proposal, settings.num_particles, choose)
+        known = 0.0 if settings.method == "importance" else settings.ess_threshold
+        return Engine(
+            self.proposal,
+            settings.num_particles,
+            choose,
+            known if threshold is None else threshold,
+        )
 
     def _rescuer(self, settings: Settings) -> Rescuer:
         """Tempering with these settings; made once, then kept."""
@@ -279,12 +276,17 @@ class Inference:
         data_key, run_key = jax.random.split(rng_key)
         made, _ = fresh_datasets(self.graph, draws, data_key, DATASETS)
         data = {name: made[name] for name in self.graph.observed}
+        number = PLAN_DATASETS * PLAN_REPEATS
+        keys = jax.random.split(run_key, number)
+        together = self._together(networks, PLAN_PARTICLES, number, memory=256 * 2**20)
+        run = {divided: self._evidence("divide" if divided else "smc") for divided in (False, True)}
 
         def evidence(method: str, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             rows = {name: value[places] for name, value in data.items()}
-            settings = Settings(PLAN_PARTICLES, method, once=True)
-            answers = self.many(networks, run_key, rows, settings, memory=256 * 2**20)
-            return np.asarray(answers.log_evidence)
+            threshold = jnp.asarray(0.0 if method == "importance" else 0.5)
+            found = partial(run[method == "divide"], networks, threshold)
+            total: LogEvidence = _in_parts(found, keys, rows, together)
+            return total.value()
 
         best, measured = first_choice(self.proposal), {}
         # with one stage there is nothing to resample between, and nothing to choose
@@ -297,14 +299,40 @@ class Inference:
                 measured[method] = float(np.median(1 / (spread + 1 / PLAN_PARTICLES)))
             best = max(measured, key=measured.__getitem__)
         # as many rows as before, so that nothing is compiled again
-        found = evidence(best, np.arange(PLAN_DATASETS * PLAN_REPEATS))
+        found = evidence(best, np.arange(number))
         reference = Reference.of(self.graph, data, found)
         if not measured:
             return Plan(best, reference=reference)
         return Plan(best, measured, PLAN_PARTICLES, PLAN_DATASETS, reference)
 
+    def _evidence(self, method: str) -> Callable[..., LogEvidence]:
+        """The log evidence of many data sets; importance sampling is SMC with threshold zero."""
+
+        def one(
+            networks: Networks, threshold: Array, rng_key: PRNGKeyArray, data: Values
+        ) -> LogEvidence:
+            engine = self._engine(Settings(PLAN_PARTICLES, method), threshold)
+            return engine.run(networks, rng_key, data).population.log_evidence
+
+        return jax.jit(jax.vmap(one, in_axes=(None, None, 0, 0)), compiler_options=QUICKLY)
+
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
+
+
+def _in_parts(
+    run: Callable[[PRNGKeyArray, Values], Any], keys: PRNGKeyArray, data: Values, together: int
+) -> Any:
+    """What `run` makes of all data sets, so many at a time."""
+    number, parts = keys.shape[0], []
+    for start in range(0, number, together):
+        # The last part is filled up by wrapping round, so that it needs no compilation.
+        places = np.arange(start, start + together) % number
+        rows = {name: value[places] for name, value in data.items()}
+        done = jax.device_get(run(keys[places], rows))
+        kept = min(together, number - start)
+        parts.append(jax.tree.map(lambda leaf, kept=kept: leaf[:kept], done))
+    return jax.tree.map(lambda *all_: np.concatenate(all_), *parts)
 
 
 def _judged(outcome: Outcome, method: str) -> Judged:

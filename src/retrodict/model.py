@@ -388,7 +388,8 @@ class _Run(Messenger):
     def _score(self, msg: Message, value: Array) -> None:
         name, fn = msg["name"], msg["fn"]
         batch_shape = value.shape[: value.ndim - fn.event_dim]
-        density = log_prob(fn, value)
+        # what is expected only guides the networks: there the shorter density will do
+        density = log_prob(fn, value) if self.expect is None else fn.log_prob(value)
         if name in self.program.guarded:
             density = jnp.where(fn.support(value), density, -jnp.inf)
         density = jnp.broadcast_to(density, batch_shape)

@@ -53,6 +53,8 @@ class Guided(NamedTuple):
 EXPECTED = "expected"
 # However many copies share it, the wide component is met now and then.
 LEAST_CHANCE = 1e-5
+# A factor of no more coordinates counts as small.
+FEW_COORDINATES = 4
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,27 @@ class MADE:
     """Size of the density estimator.
 
     Attributes:
-        hidden: Units in each hidden layer of the autoregressive network.
+        hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
+            or of 64 for a factor of few coordinates that is repeated, over a plate or in time.
         components: Components of each mixture.
-        context: Units in each layer of the network that prepares the context.
+        context: Units in each layer of the network that prepares the context. None: half as many
+            as in a hidden layer, in one layer.
         embedding: Sizes of the encoders of sets and series.
         wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates of
             all copies of a factor, so that it is also the share of particles that are spent on it.
         floor: The same for the uniform distribution mixed into discrete coordinates.
     """
 
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: tuple[int, ...] | None = None
     components: int = 10
-    context: tuple[int, ...] = (64,)
+    context: tuple[int, ...] | None = None
     embedding: Embedding = field(default_factory=Embedding)
     wide: float = 0.004
     floor: float = 0.001
 
     def __post_init__(self) -> None:
-        if self.components < 1 or min((*self.hidden, *self.context), default=1) < 1:
+        given = (*(self.hidden or ()), *(self.context or ()))
+        if self.components < 1 or min(given, default=1) < 1:
             raise ValueError(f"All sizes of {self!r} must be at least 1.")
         if not (0 < self.wide < 1 and 0 < self.floor < 1):
             raise ValueError(
@@ -93,9 +98,25 @@ class MADE:
         copies: int = 1,
     ) -> "ConditionalMADE":
         """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
+        sizes = self.sized(sum(block.size for block in blocks(latents)), copies)
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        return ConditionalMADE(rng, self, tuple(latents), tuple(inputs), guide, copies)
+        return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
+
+    def sized(self, coordinates: int, copies: int) -> "Sized":
+        """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
+        width = 64 if coordinates <= FEW_COORDINATES and copies > 1 else 128
+        hidden = (width, width) if self.hidden is None else self.hidden
+        context = (width // 2,) if self.context is None else self.context
+        return Sized(hidden, context, self)
+
+
+class Sized(NamedTuple):
+    """Sizes of one network's layers, and what is the same for all."""
+
+    hidden: tuple[int, ...]
+    context: tuple[int, ...]
+    options: MADE
 
 
 class ConditionalMADE(eqx.Module):
@@ -114,24 +135,25 @@ class ConditionalMADE(eqx.Module):
     def __init__(
         self,
         rng: np.random.Generator,
-        options: MADE,
+        sizes: Sized,
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         guide: Guided | None = None,
         copies: int = 1,
     ) -> None:
+        hidden, context, options = sizes
         self.latents, self.inputs, self.guide = latents, inputs, guide
         shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
         plan = runs(latents, options.components, *shares)
         guide_size = 0 if guide is None else guides.size(guide.channels)
-        self.network = Autoregressive(rng, plan, options.hidden, guide_size)
+        self.network = Autoregressive(rng, plan, hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in inputs)
         size = sum(encoder.size for encoder in self.encoders)
         size += 0 if guide is None else guides.overview_size(plan[-1].stop)
-        self.trunk = MLP(rng, size, options.context if size else ())
+        self.trunk = MLP(rng, size, context if size else ())
         if self.trunk.layers:
-            size += options.context[-1]
+            size += context[-1]
         unit = self.network.labels
         outputs = (*unit.hidden, unit.params)
         everywhere = np.full(size, -1)

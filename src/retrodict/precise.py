@@ -54,6 +54,8 @@ def _deviance(x: Array, mean: Array, log_mean: Array, gap: Array) -> Array:
     return jnp.where(near, close, x * ratio + gap)
 
 
+# Traced once for all the sites of one shape: models are read many times over.
+@jax.jit
 def _poisson_raw(k: Array, rate: Array) -> Array:
     """log of rateᵏ e^−rate / Γ(k+1), for real k ≥ 0."""
     some, usable = jnp.where(k > 0, k, 1.0), (rate > 0) & (rate < jnp.inf)
@@ -67,6 +69,7 @@ Share = tuple[Array, Array]
 """A probability and its logarithm, each as exact as can be."""
 
 
+@jax.jit
 def _binomial_raw(k: Array, n: Array, p: Share, q: Share) -> Array:
     """log of Γ(n+1) / (Γ(k+1) Γ(n−k+1)) pᵏ qⁿ⁻ᵏ, for real k from 0 to n."""
     inner = (k > 0) & (k < n)
@@ -99,25 +102,28 @@ def _floats(*values: Any) -> tuple[Array, ...]:
 
 
 def _poisson(fn: Any, value: Array) -> Array:
-    return _poisson_raw(*_floats(value, fn.rate))
+    density: Array = _poisson_raw(*_floats(value, fn.rate))
+    return density
 
 
 def _binomial_probs(fn: Any, value: Array) -> Array:
     k, n, p = _floats(value, fn.total_count, fn.probs)
     p = clamp_probs(p)
-    return _binomial_raw(k, n, (p, jnp.log(p)), (1 - p, jnp.log1p(-p)))
+    density: Array = _binomial_raw(k, n, (p, jnp.log(p)), (1 - p, jnp.log1p(-p)))
+    return density
 
 
 def _binomial_logits(fn: Any, value: Array) -> Array:
     k, n, logits = _floats(value, fn.total_count, fn.logits)
     p, q = ((jax.nn.sigmoid(x), jax.nn.log_sigmoid(x)) for x in (logits, -logits))
-    return _binomial_raw(k, n, p, q)
+    density: Array = _binomial_raw(k, n, p, q)
+    return density
 
 
 def _gamma_poisson(fn: Any, value: Array) -> Array:
     k, shape, rate = _floats(value, fn.concentration, fn.rate)
     p, q = (rate / (1 + rate), -jnp.log1p(1 / rate)), (1 / (1 + rate), -jnp.log1p(rate))
-    density = _binomial_raw(shape, shape + k, p, q)
+    density: Array = _binomial_raw(shape, shape + k, p, q)
     return density + jnp.log(shape / (shape + k))
 
 

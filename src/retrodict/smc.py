@@ -61,12 +61,18 @@ class Engine:
         num_particles: K.
         resample: how to choose ancestors.
         threshold: resample when the effective sample size falls below this part of K; 0 never.
+            An array stands for one that is not known before it runs.
     """
 
     proposal: Proposal
     num_particles: int
     resample: Resampler
-    threshold: float
+    threshold: float | Float[Array, ""]
+
+    @property
+    def _never(self) -> bool:
+        """Whether it is known that nothing will be resampled."""
+        return isinstance(self.threshold, float | int) and self.threshold <= 0
 
     def closes(self) -> dict[str, int]:
         """For each site, the stage at which the last variable of its density arrives; −1: none.
@@ -149,10 +155,10 @@ class Engine:
         """By latent, the effective number of draws that are left of its stage, or of its steps."""
         graph, generation = self.proposal.graph, 0
         found: dict[str, Array] = {}
-        if self.threshold > 0:
-            left = survivors(ancestors, log_weights)
-        else:
+        if self._never:
             left = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
+        else:
+            left = survivors(ancestors, log_weights)
         for stage in self.proposal.stages:
             own: Array = left[generation]
             length = 1
@@ -212,7 +218,7 @@ class Engine:
         size = ess(particles.log_weights)
         needed = size < self.threshold * self.num_particles
         everyone = jnp.arange(self.num_particles, dtype=jnp.int32)
-        if self.threshold <= 0:
+        if self._never:
             return particles, size, everyone
 
         def chosen() -> tuple[Any, Lineage, Array]:

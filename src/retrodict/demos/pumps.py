@@ -11,18 +11,17 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.special import logsumexp
 
 import retrodict as rd
 from retrodict.demos.answers import reference, table
 from retrodict.demos.models import pumps
-from retrodict.inference import Settings
 from retrodict.once import run_once
-from retrodict.weights import log_mean_exp
 
 PARTICLES = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-DIVIDED = (5, 200, 5000)
+# Each number is a program of its own, to be compiled.
+DIVIDED = (5, 1000)
 RUNS = 10
-MEMORY = 2**29
 # The effective share of particles that the authors' own code reaches on these data.
 AUTHORS = 0.032
 
@@ -45,7 +44,7 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
     }
     compiled["faithful"].save(folder / "pumps.rd")
     posterior = compiled["faithful"].infer(
-        jax.random.key(1), data, 10_000, method="importance", rescue=False
+        jax.random.key(1), data, PARTICLES[-1], method="importance"
     )
     posterior.plot().savefig(folder / "pumps-posterior.png", dpi=120)
     figure = evidence_figure(compiled, data, known["log_evidence"] + _of_times(data["t"]))
@@ -103,30 +102,25 @@ def evidence_figure(compiled: Any, data: Any, exact: float) -> Any:
 
 def _by_number(log_weights: np.ndarray) -> np.ndarray:
     """Log evidence of each run by its first few particles, for every number of them."""
-    found = [jax.vmap(log_mean_exp)(jnp.asarray(log_weights[:, :k])) for k in PARTICLES]
-    return np.stack(found, 1)
+    return np.stack([logsumexp(log_weights[:, :k], axis=1) - np.log(k) for k in PARTICLES], 1)
 
 
-def _repeated(compiled: Any, data: Any, method: str, particles: int) -> Any:
-    """Several runs on the same data, of a program that is of no use afterwards."""
-    rows = {name: np.repeat(value[None], RUNS, 0) for name, value in data.items()}
-    settings = Settings(particles, method, once=True)
-    key = jax.random.key(particles)
-    return compiled._inference.many(compiled.networks, key, rows, settings, MEMORY)
+def _runs(compiled: Any, data: Any, method: str, particles: int) -> list[Any]:
+    """Several answers to the same question."""
+    keys = jax.random.split(jax.random.key(particles), RUNS)
+    return [compiled.infer(key, data, particles, method=method) for key in keys]
 
 
 def _weights(compiled: Any, data: Any) -> np.ndarray:
     """Log weights of several runs of importance sampling on the same data."""
     number = PARTICLES[-1]
-    found = _repeated(compiled, data, "importance", number)
-    total = np.asarray(found.log_evidence)[:, None] + np.log(number)
-    weights: np.ndarray = np.asarray(found.log_weights) + total
-    return weights
+    runs = _runs(compiled, data, "importance", number)
+    return np.stack([run.log_weights + run.log_evidence + np.log(number) for run in runs])
 
 
 def _divided(compiled: Any, data: Any, particles: int) -> np.ndarray:
     """Log evidence of several runs of divide and conquer on the same data."""
-    return np.asarray(_repeated(compiled, data, "divide", particles).log_evidence)
+    return np.array([run.log_evidence for run in _runs(compiled, data, "divide", particles)])
 
 
 def _from_prior(compiled: Any, data: Any) -> np.ndarray:
