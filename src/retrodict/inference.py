@@ -36,6 +36,7 @@ from retrodict.trust import Judged, judge
 from retrodict.views import Values
 from retrodict.weights import LogEvidence
 
+FEW_PARTICLES = 100
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
 
 
@@ -177,7 +178,9 @@ class Inference:
                 return outcome, values, _judged(outcome, settings.method)
 
             batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
-            self._runners[settings, many] = jax.jit(batched)
+            # few particles take no time, however slow the program
+            options = QUICKLY if settings.num_particles <= FEW_PARTICLES and not many else None
+            self._runners[settings, many] = jax.jit(batched, compiler_options=options)
         return self._runners[settings, many]
 
     def _engine(self, settings: Settings, threshold: Array | None = None) -> Engine | Divider:
