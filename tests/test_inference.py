@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -20,7 +21,7 @@ from oracles import (
     repeated,
     runs,
 )
-from retrodict.inference import Inference
+from retrodict.inference import PLAN_PARTICLES, Inference, Settings
 from retrodict.synthetic import joint_draws
 from zoo import key
 
@@ -116,6 +117,21 @@ def test_plan_measures_every_candidate():
     plan = Inference(model.proposal).plan(model.networks, key(), joint_draws(model.graph))
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
+
+
+@group("rates")
+@pytest.mark.parametrize(("method", "threshold"), [("importance", 0.0), ("smc", 0.9)])
+def test_planning_runs_the_methods_themselves(method, threshold):
+    """With a threshold that is known only when it runs, as with one that is part of the program."""
+    model = compiled("rates")
+    data = {site: jnp.asarray(value) for site, value in data_of("rates").items()}
+    inference = Inference(model.proposal)
+    own = Settings(PLAN_PARTICLES, method, ess_threshold=threshold)
+    expected = inference.one(model.networks, key(3), data, own).log_evidence
+    found = inference._evidence("smc")(
+        model.networks, jnp.asarray(threshold), key(3)[None], {n: v[None] for n, v in data.items()}
+    )
+    assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
 
 
 @group("normal")

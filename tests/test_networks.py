@@ -402,3 +402,13 @@ def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
     net = SMALL.build(jax.random.key(0), (Latent("mu", REAL, ()),), (Set("schools", known),))
     gap, se = learn(net, simulate)
     assert gap > 0.04 if sigma_is == "unknown" else -3 * se < gap < 0.02
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "copies", "width"), [(1, 10, 64), (4, 2, 64), (5, 10, 128), (1, 1, 128)]
+)
+def test_small_repeated_factors_have_small_networks(coordinates, copies, width):
+    sizes = MADE().sized(coordinates, copies)
+    assert sizes.hidden == (width, width) and sizes.context == (width // 2,)
+    asked = MADE(hidden=(7,), context=()).sized(coordinates, copies)
+    assert asked.hidden == (7,) and asked.context == ()
