@@ -15,7 +15,7 @@ from zoo import key
 K = 1000
 # of many unknowns, or rare events, the evidence takes more particles to be known well
 MANY = {"pumps": 16_000, "schools": 12_000, "alarms": 8_000}
-RUNS = {"pumps": 1}  # else two; `python -m benchmarks.rescue` makes more of them
+RUNS = 2  # `python -m benchmarks.rescue` makes more of them
 hard = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"hard {name}")) for name in HARD]
 )
@@ -34,7 +34,7 @@ def test_rescue_reaches_the_exact_answer(name):
     """Means and evidence within 4 standard errors, at every one of several seeds."""
     exact = HARD[name].exact()
     good = 0
-    for seed in range(RUNS.get(name, 2)):
+    for seed in range(RUNS):
         found = compiled_hard(name).infer(key(seed), HARD[name].data, MANY.get(name, 4000))
         assert found.method == "temper"
         assert not wrong_of(found, exact, 4.0)
