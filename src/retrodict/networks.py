@@ -65,8 +65,8 @@ class MADE:
         hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
             or of 64 for a factor of few coordinates that is repeated, over a plate or in time.
         components: Components of each mixture.
-        context: Units in each layer of the network that prepares the context. None: half as many
-            as in a hidden layer, in one layer.
+        context: Units in each layer of the network that prepares the context. None: one layer of
+            64, or of 32 for such a small factor.
         embedding: Sizes of the encoders of sets and series.
         wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates of
             all copies of a factor, so that it is also the share of particles that are spent on it.
