@@ -114,11 +114,26 @@ def labels(plan: tuple[Run, ...], widths: tuple[int, ...]) -> Labels:
     )
 
 
-def masked(
-    weight: Float[Array, "inputs outputs"], inputs: np.ndarray, outputs: np.ndarray
-) -> Float[Array, "inputs outputs"]:
-    """The weights that lead from a label to one no lower, zero elsewhere."""
-    return jnp.where(inputs[:, None] <= outputs[None, :], weight, 0)
+# Half of a triangular matrix is zero. Cut into blocks of about this many units, a part of that is
+# not computed; smaller ones take longer for what they are than they save.
+BLOCK = 100
+
+
+def product(
+    state: Float[Array, " inputs"],
+    weight: Float[Array, "inputs outputs"],
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+) -> Float[Array, " outputs"]:
+    """What units of sorted labels add to others, by the weights that lead to a label no lower."""
+    blocks = max(1, min(weight.shape) // BLOCK)
+    parts = []
+    for columns in np.array_split(np.arange(outputs.size), blocks):
+        at = slice(columns[0], columns[-1] + 1)
+        rows = int(np.searchsorted(inputs, outputs[columns[-1]], "right"))
+        seen = inputs[:rows, None] <= outputs[None, at]
+        parts.append(state[:rows] @ jnp.where(seen, weight[:rows, at], 0))
+    return jnp.concatenate(parts)
 
 
 def initial(
@@ -205,11 +220,11 @@ class Autoregressive(eqx.Module):
         )
         state, seen = features, unit.features
         for layer, own in enumerate(unit.hidden):
-            new = jax.nn.silu(added[layer] + state @ masked(self.layers[layer], seen, own))
+            new = jax.nn.silu(added[layer] + product(state, self.layers[layer], seen, own))
             state, seen = (state + new if self._residual(layer) else new), own
-        out = added[-1] + state @ masked(self.layers[-1], seen, unit.params)
+        out = added[-1] + product(state, self.layers[-1], seen, unit.params)
         if self.direct is not None:
-            out = out + features @ masked(self.direct, unit.features, unit.params)
+            out = out + product(features, self.direct, unit.features, unit.params)
         ends = np.cumsum([run.number * run.head.size for run in self.plan])[:-1]
         return tuple(
             part.reshape(run.number, run.head.size)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from retrodict.graph import Graph, Site
-from retrodict.once import run_once
 from retrodict.relations import Table
+from retrodict.xla import run_once
 
 REFERENCES = 3
 

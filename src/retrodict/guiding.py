@@ -19,9 +19,9 @@ from retrodict.coordinates import Latent, blocks, table
 from retrodict.expectations import Child, Facts, Guide
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
-from retrodict.once import run_once
 from retrodict.relations import Link, Table, Window
 from retrodict.views import Group, Members, membership
+from retrodict.xla import run_once
 
 # Latents times observations: beyond this, the picture costs more than it tells.
 LARGEST = 2**15

@@ -21,7 +21,6 @@ from retrodict.divide import Divider
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph import Graph
 from retrodict.inverse import invert
-from retrodict.once import QUICKLY
 from retrodict.population import blame
 from retrodict.posterior import Posterior, make_posterior, stacked
 from retrodict.proposal import Networks, Proposal
@@ -35,6 +34,7 @@ from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
 from retrodict.weights import LogEvidence
+from retrodict.xla import QUICKLY
 
 FEW_PARTICLES = 100
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]

@@ -22,8 +22,8 @@ from retrodict.densities import (
     weighted_surface,
 )
 from retrodict.graph import Graph
-from retrodict.once import run_once
 from retrodict.panels import COLOUR, PROBABILITIES, Array, Panel, label, marginals, scalar, series
+from retrodict.xla import run_once
 
 if TYPE_CHECKING:
     from retrodict.posterior import Posterior

@@ -8,7 +8,7 @@ when the loss on held-out draws rises, or after a number of passes, both sets ar
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from numbers import Integral
 from typing import NamedTuple, TypeAlias
 
@@ -23,6 +23,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
+from retrodict.xla import own_products
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -144,7 +145,6 @@ def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float
     return jnp.mean(jax.lax.map(partial(_loss, network), parts))
 
 
-@eqx.filter_jit
 def one_pass(
     rng_key: PRNGKeyArray,
     state: State,
@@ -154,6 +154,18 @@ def one_pass(
     clip: float,
 ) -> State:
     """A gradient step for each minibatch of the rows in random order."""
+    return _jitted_pass()(rng_key, state, rows, fixed, pace, clip)
+
+
+@cache
+def _jitted_pass() -> Callable[..., State]:
+    """Made when it is first needed: to ask for options starts JAX."""
+    return jax.jit(_one_pass, compiler_options=own_products())
+
+
+def _one_pass(
+    rng_key: PRNGKeyArray, state: State, rows: Rows, fixed: PyTree, pace: Pace, clip: float
+) -> State:
     adam = optimiser(clip)
     number = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(rng_key, number).reshape(len(pace.rate), -1)

@@ -1,0 +1,36 @@
+"""Functions in; programs out, compiled as suits how often they run and what they do.
+
+XLA's first level of optimisation takes half the time of its usual one, and what it makes is mostly
+as fast: better for programs that run once, or nearly. Without any, compiling is no quicker still,
+and what comes out is several times slower.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+
+Options = dict[str, str | bool]
+
+QUICKLY: Options = {"xla_backend_optimization_level": "1"}
+
+
+def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """Compile a function with little optimisation, and call it."""
+    return jax.jit(fn, compiler_options=QUICKLY)(*arguments)
+
+
+@cache
+def own_products() -> Options:
+    """Have XLA compute products of matrices by itself.
+
+    It would hand those of a few hundred rows to another library, YNNPACK, which takes an eighth
+    more for a step of training (`python -m benchmarks training`).
+    """
+    options: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    try:
+        jax.jit(lambda: 0.0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # an XLA that does not know the option
+        return {}
+    return options
