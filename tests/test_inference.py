@@ -21,6 +21,7 @@ from oracles import (
     repeated,
     runs,
 )
+from retrodict import smc
 from retrodict.inference import PLAN_PARTICLES, Inference, Settings
 from retrodict.synthetic import joint_draws
 from zoo import key
@@ -109,6 +110,32 @@ def test_only_values_change_nothing_is_compiled_again():
     for number in range(3):
         model.infer(key(number), {"y": np.full(3, number, float)}, 100, rescue=False)
     assert len(traces) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param("rates", "importance", marks=group("rates")),
+        pytest.param("series", "smc", marks=group("series")),
+    ],
+)
+def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
+    """Whether parts come out even or not, and for one data set as for many."""
+    model, data = compiled(name), data_of(name)
+    settings = Settings(60, method)
+    whole = Inference(model.proposal).one(model.networks, key(5), data, settings)
+    each = max(model.proposal.working_bytes(model.networks, s) for s in model.proposal.stages)
+    assert each > 0
+    for at_a_time in (20, 13):
+        monkeypatch.setattr(smc, "WORKING_BYTES", at_a_time * each)
+        inference = Inference(model.proposal)
+        apart = inference.one(model.networks, key(5), data, settings)
+        for site, values in whole.samples.items():
+            np.testing.assert_allclose(apart.samples[site], values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(apart.log_weights, whole.log_weights, atol=1e-3)
+    many = inference.many(model.networks, key(5), repeated(data, 3), settings, 2**20)
+    assert many.log_evidence.shape == (3,)
+    assert abs(many.log_evidence.mean() - whole.log_evidence) < 1
 
 
 @group("rates")

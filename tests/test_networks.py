@@ -12,6 +12,7 @@ import pytest
 from numpyro.distributions import constraints
 from scipy import stats
 
+from retrodict import autoregressive
 from retrodict.coordinates import flatten, unflatten
 from retrodict.networks import MADE, Latent, Set, Value, trainable
 
@@ -173,6 +174,24 @@ def test_jacobian_is_dense_below_the_diagonal_and_zero_above(number, hidden):
     assert (np.abs(by_y).max(1) > 0).all()
     depends = np.abs(by_x).max(1) > 0
     np.testing.assert_array_equal(depends, np.tril(np.ones((number, number), bool), -1))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 40), (13, 40), (40, 13), (3, 40)])
+def test_products_by_blocks_are_masked_products(monkeypatch, inputs, outputs):
+    """Whatever the labels, and however blocks cut through them."""
+    rng = np.random.default_rng(inputs)
+    into, out = (np.sort(rng.integers(0, 6, size)) for size in (inputs, outputs))
+    state, weight = rng.standard_normal(inputs), rng.standard_normal((inputs, outputs))
+    mask = into[:, None] <= out[None, :]
+    for block in (1, 4, 7, 100):
+        monkeypatch.setattr(autoregressive, "BLOCK", block)
+        found, slopes = jax.value_and_grad(
+            lambda w: jnp.sum(jnp.sin(autoregressive.product(jnp.asarray(state), w, into, out)))
+        )(jnp.asarray(weight))
+        total = state @ (weight * mask)
+        assert found == pytest.approx(np.sin(total).sum(), rel=1e-4)
+        expected = state[:, None] * np.cos(total) * mask
+        np.testing.assert_allclose(slopes, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("widths", [(5,), (8, 8, 8)])

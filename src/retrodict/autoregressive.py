@@ -37,6 +37,10 @@ class Encoding(NamedTuple):
 # Coordinates are drawn in this many loops: between loops, what is known enters by large products;
 # within one, by small ones. More loops draw faster and compile slower.
 LOOPS = 4
+# A product of no more inputs than this is written out as a sum.
+FEW = 4
+# Loops no longer than this are written out.
+SHORT = 2
 
 
 class Run(NamedTuple):
@@ -336,7 +340,7 @@ class Autoregressive(eqx.Module):
                 view = guides.look(guide.expected, guide.tails, left, place)
                 c = guides.anchor(view, c)
                 seen = guides.inputs(view, c)
-                added = [a + seen @ w for a, w in zip(added, xs.guided, strict=True)]
+                added = [a + _few(seen, w) for a, w in zip(added, xs.guided, strict=True)]
             for layer, width in enumerate(self.widths):
                 new = jax.nn.silu(added[layer] + state @ xs.weights[layer])
                 own = own + new if self._residual(layer) else new
@@ -368,7 +372,7 @@ class Autoregressive(eqx.Module):
             noise[run.at],
             [] if guide is None else guide.weights,
         )
-        new, (values, log_q) = jax.lax.scan(step, fresh, each)
+        new, (values, log_q) = jax.lax.scan(step, fresh, each, unroll=number <= SHORT)
         joined = Known(
             jnp.append(known.features, new.features),
             tuple(map(jnp.append, known.states, new.states)),
@@ -408,6 +412,14 @@ class _Guide(NamedTuple):
     expected: guides.Expected
     tails: Array
     weights: list[Array]
+
+
+def _few(state: Array, weight: Array) -> Array:
+    """The product of very few inputs, written out so that it is fused with what follows."""
+    if state.size > FEW:
+        return state @ weight
+    parts: list[Array] = [value * row for value, row in zip(state, weight, strict=True)]
+    return sum(parts, jnp.zeros(()))
 
 
 def _within(weight: Array, inputs: _Units, outputs: _Units) -> Array:

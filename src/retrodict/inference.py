@@ -28,7 +28,7 @@ from retrodict.reading import trace
 from retrodict.reference import DATASETS, Reference
 from retrodict.resampling import Resampler, resampler
 from retrodict.rescue import Rescuer
-from retrodict.smc import Engine, Outcome
+from retrodict.smc import Engine, Outcome, by_parts
 from retrodict.synthetic import Draws
 from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
@@ -144,17 +144,24 @@ class Inference:
                 [self.one(networks, k, row, settings) for k, row in zip(keys, each, strict=True)]
             )
         run = partial(self._runner(settings, many=True), networks)
-        together = self._together(networks, settings.num_particles, number, memory)
+        together = self._together(settings.num_particles, number, memory)
         keys = jax.random.split(rng_key, number)
         outcome, deterministic, judged = _in_parts(run, keys, checked, together)
         return self._posterior(outcome, deterministic, judged, checked, settings.method)
 
-    def _together(self, networks: Networks, num_particles: int, number: int, memory: int) -> int:
-        """How many data sets fit into memory at once; every value is held about ten times."""
+    def _together(self, num_particles: int, number: int, memory: int) -> int:
+        """How many data sets fit into memory at once."""
+        return int(np.clip(memory // self._held_bytes(num_particles), 1, number))
+
+    def _held_bytes(self, num_particles: int) -> int:
+        """About what the answer for a data set takes; every value is held about ten times."""
         values = sum(int(np.prod(site.shape)) for site in self.graph.sites.values())
-        units = max((_units(network) for network in networks.values()), default=1)
-        each = 4 * num_particles * (10 * values + 4 * units)
-        return int(np.clip(memory // max(each, 1), 1, number))
+        return num_particles * 4 * 10 * max(values, 1)
+
+    def _working_bytes(self, networks: Networks, num_particles: int) -> int:
+        """About what is worked on at a time for a data set."""
+        drawing = (self.proposal.working_bytes(networks, stage) for stage in self.proposal.stages)
+        return self._held_bytes(num_particles) + num_particles * max(drawing, default=0)
 
     def _runner(
         self, settings: Settings, *, many: bool = False
@@ -177,10 +184,15 @@ class Inference:
                 values = jax.vmap(deterministic)(outcome.population.values)
                 return outcome, values, _judged(outcome, settings.method)
 
-            batched = jax.vmap(run, in_axes=(None, 0, 0)) if many else run
+            def run_many(networks: Any, keys: PRNGKeyArray, data: Any) -> Any:
+                each = self._working_bytes(networks, settings.num_particles)
+                return by_parts(partial(run, networks), each, keys, data)
+
             # few particles take no time, however slow the program
             options = QUICKLY if settings.num_particles <= FEW_PARTICLES and not many else None
-            self._runners[settings, many] = jax.jit(batched, compiler_options=options)
+            self._runners[settings, many] = jax.jit(
+                run_many if many else run, compiler_options=options
+            )
         return self._runners[settings, many]
 
     def _engine(self, settings: Settings, threshold: Array | None = None) -> Engine | Divider:
@@ -281,7 +293,7 @@ class Inference:
         data = {name: made[name] for name in self.graph.observed}
         number = PLAN_DATASETS * PLAN_REPEATS
         keys = jax.random.split(run_key, number)
-        together = self._together(networks, PLAN_PARTICLES, number, memory=256 * 2**20)
+        together = self._together(PLAN_PARTICLES, number, memory=256 * 2**20)
         run = {divided: self._evidence("divide" if divided else "smc") for divided in (False, True)}
 
         def evidence(method: str, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -355,11 +367,6 @@ def _judged(outcome: Outcome, method: str) -> Judged:
 def first_choice(proposal: Proposal) -> str:
     """The method to use before any has been tried."""
     return "smc" if any(map(proposal.runs_forward, proposal.stages)) else "importance"
-
-
-def _units(network: Any) -> int:
-    """About how many activations a network holds for one draw: one for each bias."""
-    return sum(leaf.size for leaf in jax.tree.leaves(network) if jnp.ndim(leaf) == 1)
 
 
 def _dims(graph: Graph) -> dict[str, tuple[str, ...]]:

@@ -176,8 +176,10 @@ class ConditionalMADE(eqx.Module):
         c = jnp.concatenate(parts) if parts else jnp.zeros(0)
         if self.trunk.layers:
             c = jnp.concatenate([c, self.trunk(c)])
-        layers = tuple(c @ w + b for w, b in zip(self.from_context, self.biases, strict=True))
-        return Encoding(layers, expected)
+        # one product, not one for each layer: contexts are short, and may be many
+        added = c @ jnp.concatenate(self.from_context, 1) + jnp.concatenate(self.biases)
+        ends = np.cumsum([bias.size for bias in self.biases])[:-1]
+        return Encoding(tuple(jnp.split(added, ends)), expected)
 
     def summary(self, name: str, value: "Array | Context") -> Float[Array, " features"]:
         """One input summarised, to stand for it in contexts that have it in common."""

@@ -171,6 +171,21 @@ class Proposal:
         """Whether a stage is a series drawn in the direction of time."""
         return follows_time(self.graph, stage.factors[0]) is not None
 
+    def working_bytes(self, networks: Networks, stage: Stage) -> int:
+        """About how much is held at a time to draw one particle of a stage, or of its step.
+
+        Every unit of a network, of which there is a bias each, twice, for every copy.
+        """
+        total = 0
+        for factor in stage.factors:
+            if factor.own:
+                continue
+            copies = self.assemblies[factor.latents].copies[1 if stage.scan is not None else 0 :]
+            leaves = jax.tree.leaves(networks[str(factor.network)])
+            units = sum(leaf.size for leaf in leaves if jnp.ndim(leaf) == 1)
+            total = max(total, 2 * 4 * units * int(np.prod(copies)))
+        return total
+
     def draw_stage(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
     ) -> tuple[dict[str, Array], Float[Array, ""]]:

@@ -16,7 +16,7 @@ which is q(θ | y) at first and p(θ, x, y) at last, and between them nearly fre
 q(θ | y) / p(θ) is about p(y | θ) and each step brings about one T-th of its logarithm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,10 @@ from retrodict.proposal import Networks, Proposal, Stage, at_step
 from retrodict.resampling import Resampler
 from retrodict.views import Values
 from retrodict.weights import ess
+
+# Particles are drawn by parts that need no more than this: beyond it, caches are too small, and
+# memory would grow with the number of particles times the size of the networks.
+WORKING_BYTES = 16 * 2**20
 
 
 class Outcome(NamedTuple):
@@ -183,7 +187,9 @@ class Engine:
         def one(key: PRNGKeyArray, latents: Values) -> tuple[dict[str, Array], Array]:
             return self.proposal.draw_stage(networks, key, stage, {**data, **latents})
 
-        drawn, log_q = jax.vmap(one)(keys, particles.values)
+        # what depends on data alone is worked out once for all particles, but once for each part
+        each = self.proposal.working_bytes(networks, stage) if particles.values else 0
+        drawn, log_q = by_parts(one, each, keys, particles.values)
         if stage.own:  # a factor outside of time stands alone, and is all own or not at all
             log_q = jnp.zeros_like(log_q)
         return particles._replace(values={**particles.values, **drawn}), log_q
@@ -327,7 +333,8 @@ class Engine:
 
         values: Any = state.values
         keys = stage.keys(draw_key, (self.num_particles,))
-        carry, drawn, log_q, density = jax.vmap(one)(keys, values["outer"], values["carry"])
+        each = self.proposal.working_bytes(networks, stage)
+        carry, drawn, log_q, density = by_parts(one, each, keys, values["outer"], values["carry"])
         share = jnp.zeros(()) if values["share"] is None else values["share"]
         increment = sum(density.values(), share) - log_q
         state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
@@ -364,6 +371,27 @@ def carried(
     """
     moving: Any = {"outer": particles.values, "carry": carry, "share": share}
     return particles._replace(values=moving)
+
+
+def by_parts(fn: Callable[..., Any], each: int, *arguments: Any) -> Any:
+    """The function of every row, of as many at a time as may be if one takes `each` bytes."""
+    number = jax.tree.leaves(arguments)[0].shape[0]
+    least = min(-(-number * each // WORKING_BYTES), number)
+    if least <= 1:
+        return jax.vmap(fn)(*arguments)
+    # parts of one size are compiled once
+    even = (parts for parts in range(least, 2 * least) if number % parts == 0)
+    parts = next(even, least)
+    size = number // parts
+    done = parts * size
+    batched = jax.vmap(fn)
+    cut = jax.tree.map(lambda a: a[:done].reshape(parts, size, *a.shape[1:]), arguments)
+    made = jax.lax.map(lambda part: batched(*part), cut)
+    made = jax.tree.map(lambda a: a.reshape(done, *a.shape[2:]), made)
+    if done == number:
+        return made
+    rest = batched(*jax.tree.map(lambda a: a[done:], arguments))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), made, rest)
 
 
 def _population(fn: Any, latents: Values, num_particles: int) -> Any:
