@@ -171,7 +171,8 @@ class Simulator:
     @cached_property
     def _shapes(self) -> tuple[Any, Any]:
         """Shapes of the values and of the rows of one draw."""
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+        # of as many as are mostly made at a time, so that what is traced for it is used again
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), CHUNK))
         values, _ = jax.eval_shape(self.draws, keys)
         return values, jax.eval_shape(self._gather, keys, values)
 
