@@ -6,10 +6,11 @@ as long as trained ones of their size.
 """
 
 import json
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,8 +33,12 @@ PARTICLES, STREAMED = 10, 100
 
 
 def peak() -> float:
-    """Most memory that this process has held, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Most memory that this process has held, in MB.
+
+    `getrusage` would not do: a process inherits that of the one which started it.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)[1]) / 1024
 
 
 def prepared(model: Any, observed: tuple[str, ...], *args: Any) -> tuple[Proposal, Any, float]:

@@ -28,7 +28,7 @@ import retrodict as rd
 from retrodict.datasets import fresh_datasets
 from retrodict.demos.answers import reference
 from retrodict.demos.models import pumps
-from retrodict.synthetic import joint_draws
+from retrodict.draws import joint_draws
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
 SCORES = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])

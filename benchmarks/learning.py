@@ -24,11 +24,12 @@ from jax import Array
 import retrodict as rd
 from retrodict import autoregressive, encoders, networks, train
 from retrodict.demos import models
+from retrodict.draws import joint_draws
 from retrodict.encoders import Context, Encoder, Set
 from retrodict.features import Scaling, Value, ValueEncoder
 from retrodict.networks import MADE
 from retrodict.proposal import Proposal
-from retrodict.synthetic import Simulator, joint_draws
+from retrodict.synthetic import Simulator
 
 
 class Setup(NamedTuple):

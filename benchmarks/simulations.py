@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from retrodict.datasets import fresh_datasets
+from retrodict.draws import joint_draws
 from retrodict.graph import Graph
-from retrodict.synthetic import joint_draws
 
 Values = Mapping[str, np.ndarray]
 Columns = Callable[[Values], list[np.ndarray]]

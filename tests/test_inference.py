@@ -23,7 +23,6 @@ from oracles import (
 )
 from retrodict import smc
 from retrodict.inference import PLAN_PARTICLES, Inference, Settings
-from retrodict.synthetic import joint_draws
 from zoo import key
 
 
@@ -141,7 +140,7 @@ def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
 @group("rates")
 def test_plan_measures_every_candidate():
     model = compiled("rates")
-    plan = Inference(model.proposal).plan(model.networks, key(), joint_draws(model.graph))
+    plan = Inference(model.proposal).plan(model.networks, key())
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
 
@@ -164,7 +163,7 @@ def test_planning_runs_the_methods_themselves(method, threshold):
 @group("normal")
 def test_nothing_to_plan_where_there_is_one_stage():
     normal = compiled("normal")
-    plan = Inference(normal.proposal).plan(normal.networks, key(), joint_draws(normal.graph))
+    plan = Inference(normal.proposal).plan(normal.networks, key())
     assert plan.method == "importance" and not plan.ess
 
 

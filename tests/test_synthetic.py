@@ -11,12 +11,13 @@ import numpyro.distributions as dist
 import pytest
 
 import zoo
+from retrodict.draws import CHUNK_BYTES, joint_draws
 from retrodict.errors import UnsupportedModel
 from retrodict.inverse import invert
 from retrodict.networks import EXPECTED
 from retrodict.proposal import Proposal
 from retrodict.reading import trace
-from retrodict.synthetic import CHUNK_BYTES, Rejected, Sets, Simulator, joint_draws
+from retrodict.synthetic import Rejected, Sets, Simulator
 
 
 def go_on():

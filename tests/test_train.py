@@ -20,11 +20,12 @@ import retrodict as rd
 import zoo
 from retrodict import compiled as compiled_module
 from retrodict import train
+from retrodict.draws import joint_draws
 from retrodict.encoders import Embedding
 from retrodict.inference import Inference, Plan, first_choice
 from retrodict.networks import MADE, ConditionalMADE, trainable
 from retrodict.progress import Interruption
-from retrodict.synthetic import Sets, Simulator, joint_draws
+from retrodict.synthetic import Sets, Simulator
 from retrodict.train import Sizes, Training, train_network
 
 SMALL = MADE((16, 16), 3, (16,), Embedding((16,), (16,), 16, 1))

@@ -25,6 +25,7 @@ from retrodict import guides
 from retrodict.coordinates import Block, Latent, blocks, table
 from retrodict.curves import Coordinate
 from retrodict.heads import Bernoulli, Categorical, Count, Head, Mixture
+from retrodict.xla import floats
 
 
 class Encoding(NamedTuple):
@@ -142,11 +143,12 @@ def product(
 
 def initial(
     rng: np.random.Generator, inputs: np.ndarray, outputs: np.ndarray
-) -> Float[Array, "inputs outputs"]:
+) -> Float[np.ndarray, "inputs outputs"]:
     """Random weights, with a variance that counts only the inputs a unit may see."""
     seen = np.sum(inputs[:, None] <= outputs[None, :], 0)
-    weights = rng.standard_normal((inputs.size, outputs.size)) / np.sqrt(np.maximum(seen, 1))
-    return jnp.asarray(weights, float)
+    weights = rng.standard_normal((inputs.size, outputs.size))
+    scaled: np.ndarray = weights / np.sqrt(np.maximum(seen, 1))
+    return scaled
 
 
 @cache
@@ -190,14 +192,15 @@ class Autoregressive(eqx.Module):
         inputs, outputs = (unit.features, *unit.hidden), (*unit.hidden, unit.params)
         *layers, last = (initial(rng, into, out) for into, out in zip(inputs, outputs, strict=True))
         # training starts from the heads' own spread, whatever the input
-        self.layers = (*layers, 0.1 * last)
-        self.direct = 0.1 * initial(rng, unit.features, unit.params) if hidden else None
+        self.layers = (*map(floats, layers), floats(0.1 * last))
+        direct = 0.1 * initial(rng, unit.features, unit.params) if hidden else None
+        self.direct = None if direct is None else floats(direct)
         number = plan[-1].stop
         shapes = [(number, guide_size, width) for width in self.widths]
         shapes += [(run.number, guide_size, run.head.size) for run in plan]
         scales = [1.0] * len(self.widths) + [0.1] * len(plan)
         self.guided = tuple(
-            jnp.asarray(scale * rng.standard_normal(shape) / np.sqrt(guide_size), float)
+            floats(scale * rng.standard_normal(shape) / np.sqrt(guide_size))
             for scale, shape in zip(scales, shapes, strict=True)
             if guide_size
         )

@@ -22,7 +22,6 @@ from retrodict.compiled import Compiled
 from retrodict.datasets import fresh_datasets
 from retrodict.inference import Settings
 from retrodict.ranks import Rank, limit, looked_at, meaning
-from retrodict.synthetic import joint_draws
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +170,7 @@ def calibrate(
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
     graph = compiled.graph
-    truth, _ = fresh_datasets(graph, joint_draws(graph), data_key, num_datasets)
+    truth, _ = fresh_datasets(graph, compiled.proposal.draws, data_key, num_datasets)
     names = graph.latent
     size = sum(int(np.prod(graph.sites[name].shape)) for name in names)
     together = int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))

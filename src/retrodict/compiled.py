@@ -31,7 +31,7 @@ from retrodict.progress import Interruption, Progress
 from retrodict.proposal import Proposal
 from retrodict.reading import trace
 from retrodict.resampling import Resampler
-from retrodict.synthetic import Draws, Simulator, joint_draws, names_of
+from retrodict.synthetic import Simulator, names_of
 from retrodict.train import Training, train_network
 
 
@@ -273,7 +273,6 @@ def _trained(
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
-    draws = joint_draws(compiled.graph)
     with Interruption() as interruption:
         for number, (name, assemblies) in enumerate(shared.items()):
             share = None
@@ -286,7 +285,7 @@ def _trained(
                 networks[name], histories[name] = train_network(
                     jax.random.fold_in(rng_key, number),
                     networks[name],
-                    _simulator(compiled, assemblies, training, draws),
+                    _simulator(compiled, assemblies, training),
                     training,
                     history=histories.get(name),
                     max_seconds=share,
@@ -304,15 +303,13 @@ def _trained(
     _warn_of_dropped(histories)
     plan = compiled.plan
     if not interruption.asked:
-        plan = Inference(compiled.proposal).plan(networks, plan_key, draws)
+        plan = Inference(compiled.proposal).plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 
-def _simulator(
-    compiled: Compiled, assemblies: Sequence[Assembly], training: Training, draws: Draws
-) -> Simulator:
-    graph, designs = compiled.graph, compiled.proposal.designs
-    return Simulator(graph, tuple(assemblies), designs, training.copies, draws)
+def _simulator(compiled: Compiled, assemblies: Sequence[Assembly], training: Training) -> Simulator:
+    graph, proposal = compiled.graph, compiled.proposal
+    return Simulator(graph, tuple(assemblies), proposal.designs, training.copies, proposal.draws)
 
 
 def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
+from retrodict.draws import Draws
 from retrodict.expectations import Facts, Guide
 from retrodict.factors import Factor, Input
 from retrodict.graph import Graph, Site
@@ -133,7 +134,11 @@ class Assembly:
 
 
 def assemble(
-    graph: Graph, factor: Factor, designs: Values, guided: bool = False, facts: Facts | None = None
+    graph: Graph,
+    factor: Factor,
+    designs: Values,
+    draws: Draws | None = None,
+    facts: Facts | None = None,
 ) -> Assembly:
     """Work out how a factor's network gets its inputs.
 
@@ -141,7 +146,7 @@ def assemble(
         graph: the model's.
         factor: one of its inverse.
         designs: for sites whose elements differ by constants, what tells them apart.
-        guided: whether to look for a guide.
+        draws: joint draws of the model, if a guide is to be looked for.
         facts: what is known of the guide, if it was found before.
     """
     first = graph.sites[factor.latents[0]]
@@ -163,10 +168,11 @@ def assemble(
     leaves += _design_leaves(graph, factor, leaves, designs)
     tree = _branches(graph, leaves, [leaf.groups for leaf in leaves])
     made = Assembly(factor, copies, tuple(latents), tuple(map(_spec, tree)), tuple(own_axes), tree)
-    if not guided:
+    if draws is None:
         return made
     scan = follows_time(graph, factor)
-    return replace(made, guide=find_guide(graph, factor, made.latents, made.own_axes, scan, facts))
+    guide = find_guide(graph, factor, made.latents, made.own_axes, scan, draws, facts)
+    return replace(made, guide=guide)
 
 
 def _own_axes(site: Site, factor: Factor) -> tuple[int, ...]:

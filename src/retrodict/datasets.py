@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from retrodict.draws import REASONS, Draws, usual_number
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
-from retrodict.synthetic import REASONS, Draws, Rejected, at_once
+from retrodict.synthetic import Rejected
 
 MOST_CHUNKS = 100
 
@@ -22,7 +23,7 @@ def fresh_datasets(
     """So many joint draws of all sites, and what was dropped on the way."""
     names, rejected = list(graph.sites), Rejected()
     # As in training, for which `draws` may have been compiled.
-    size = at_once(sum(4 * int(np.prod(site.shape)) for site in graph.sites.values()))
+    size = usual_number(graph)
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
     found = 0
     for chunk in range(MOST_CHUNKS):

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from retrodict.features import Scaling, Value, ValueEncoder, count_columns
 from retrodict.heads import compress
+from retrodict.xla import floats
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Linear(eqx.Module):
 
     def __init__(self, rng: np.random.Generator, size: int, width: int) -> None:
         scale = np.sqrt(2 / max(size, 1))
-        self.weight = jnp.asarray(scale * rng.standard_normal((size, width)), float)
-        self.bias = jnp.zeros(width)
+        self.weight = floats(scale * rng.standard_normal((size, width)))
+        self.bias = floats(np.zeros(width))
 
     def __call__(self, x: Float[Array, " size"]) -> Float[Array, " width"]:
         """Apply the map."""

@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to, constraints
 from retrodict.bijections import Support, base_support, interior
 from retrodict.coordinates import spread
 from retrodict.heads import compress
+from retrodict.xla import floats
 
 LARGEST_ONE_HOT = 32
 
@@ -50,7 +51,7 @@ class Scaling(eqx.Module):
     @staticmethod
     def unit(size: int) -> "Scaling":
         """Leave values as they are."""
-        return Scaling(jnp.zeros(size), jnp.ones(size))
+        return Scaling(floats(np.zeros(size)), floats(np.ones(size)))
 
     @staticmethod
     def fit(
@@ -66,7 +67,7 @@ class Scaling(eqx.Module):
         columns = zip(sample.T, known.T, strict=True)
         fitted = np.array([_centre_and_scale(column[here]) for column, here in columns], float)
         centre, scale = fitted.reshape(-1, 2).T
-        return Scaling(jnp.asarray(centre, float), jnp.asarray(scale, float))
+        return Scaling(floats(centre), floats(scale))
 
 
 def _centre_and_scale(values: np.ndarray) -> tuple[float, float]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from retrodict.coordinates import Latent, blocks, table
+from retrodict.draws import Draws, usual_number
 from retrodict.expectations import Child, Facts, Guide
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
@@ -26,6 +27,8 @@ from retrodict.xla import run_once
 # Latents times observations: beyond this, the picture costs more than it tells.
 LARGEST = 2**15
 MOST_COORDINATES = 128
+# Draws from the prior that are looked at; fewer where a model has so many values that not as many
+# are drawn at a time.
 REFERENCES = 128
 
 
@@ -35,6 +38,7 @@ def find_guide(
     latents: tuple[Latent, ...],
     own_axes: tuple[tuple[int, ...], ...],
     scan: int | None,
+    draws: Draws,
     facts: Facts | None = None,
 ) -> Guide | None:
     """The guide of a factor, or none if there is nothing to be expected.
@@ -45,6 +49,7 @@ def find_guide(
         latents: what its network draws.
         own_axes: for each latent, the axes of its array that the factor's copies run along.
         scan: the scan along which the factor is drawn, if any.
+        draws: joint draws of the model.
         facts: found before, if they were; nothing is simulated then.
     """
     if not _are_numbers(latents) or (factor.time and scan is None):
@@ -62,7 +67,7 @@ def find_guide(
     if facts is not None:
         chosen = tuple(child for child in candidates if child.name in facts.children)
         return replace(guide, children=chosen)
-    return _with_facts(guide, candidates)
+    return _with_facts(guide, candidates, draws)
 
 
 def _are_numbers(latents: tuple[Latent, ...]) -> bool:
@@ -165,37 +170,37 @@ def _same(link: Link, axis: int) -> bool:
     return isinstance(link, Window) and (link.axis, link.lo, link.hi) == (axis, 0, 0)
 
 
-def _with_facts(guide: Guide, candidates: tuple[Child, ...]) -> Guide | None:
+def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Guide | None:
     """The guide with what draws from the prior tell, if it then has something to say."""
     if not candidates:
         return None
-    program, factor = guide.graph.program, guide.factor
+    graph, factor = guide.graph, guide.factor
 
-    def draw(key: Array) -> Any:
-        found = program.run(key, {}, expect={})
-        moments = {n: found.moments[n] for n in (*factor.latents, *(c.name for c in candidates))}
-        return {**found.values, **found.carries}, moments
+    def expected(values: Mapping[str, Array]) -> Any:
+        found = graph.program.run(jax.random.key(0), values, expect={})
+        return {n: found.moments[n] for n in (*factor.latents, *(c.name for c in candidates))}
 
     # The key is fixed: the same model must give the same guide.
-    keys = jax.random.split(jax.random.key(0), REFERENCES)
-    draws, moments = run_once(jax.vmap(draw), keys)
+    made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
+    references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
+    moments = run_once(jax.vmap(expected), {name: references[name] for name in graph.sites})
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     sizes = replace(guide, children=children).observations * len(guide.facts.order)
     if not children or sizes > LARGEST:
         return None
-    centre, variance = _fallbacks(guide, draws, moments)
+    centre, variance = _fallbacks(guide, references, moments)
     names = tuple(child.name for child in children)
     guide = replace(
         guide, children=children, facts=Facts(guide.facts.order, names, centre, variance)
     )
-    told = _information(guide, draws)
+    told = _information(guide, references)
     if not np.any(told > 1e-3):
         return None
     return replace(guide, facts=guide.facts._replace(order=_order(guide.latents, told)))
 
 
 def _mostly_finite(moments: Any) -> bool:
-    rows = [np.asarray(leaf).reshape(REFERENCES, -1) for leaf in moments]
+    rows = [np.asarray(leaf).reshape(leaf.shape[0], -1) for leaf in moments]
     fine = np.all([np.isfinite(row).all(1) for row in rows], 0)
     return bool(np.mean(fine) > 0.5)
 

@@ -29,7 +29,6 @@ from retrodict.reference import DATASETS, Reference
 from retrodict.resampling import Resampler, resampler
 from retrodict.rescue import Rescuer
 from retrodict.smc import Engine, Outcome, by_parts
-from retrodict.synthetic import Draws
 from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
@@ -283,13 +282,13 @@ class Inference:
             "can, but only barely, use more particles"
         )
 
-    def plan(self, networks: Networks, rng_key: PRNGKeyArray, draws: Draws) -> Plan:
+    def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
         """Try every candidate on synthetic data sets: which gives the most precise evidence?
 
         The data sets are kept as a reference, with the evidence that the best finds for them.
         """
         data_key, run_key = jax.random.split(rng_key)
-        made, _ = fresh_datasets(self.graph, draws, data_key, DATASETS)
+        made, _ = fresh_datasets(self.graph, self.proposal.draws, data_key, DATASETS)
         data = {name: made[name] for name in self.graph.observed}
         number = PLAN_DATASETS * PLAN_REPEATS
         keys = jax.random.split(run_key, number)

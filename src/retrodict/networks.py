@@ -34,6 +34,7 @@ from retrodict.encoders import (
     named,
 )
 from retrodict.features import Scaling, Value
+from retrodict.xla import floats
 
 __all__ = ["MADE", "ConditionalMADE", "Latent", "Series", "Set", "Value", "trainable"]
 
@@ -157,10 +158,10 @@ class ConditionalMADE(eqx.Module):
         unit = self.network.labels
         outputs = (*unit.hidden, unit.params)
         everywhere = np.full(size, -1)
-        *weights, last = (initial(rng, everywhere, to) for to in outputs)
-        self.from_context = (*weights, 0.1 * last)
+        *layers, params = (initial(rng, everywhere, to) for to in outputs)
+        self.from_context = (*map(floats, layers), floats(0.1 * params))
         start = np.concatenate([np.tile(run.head.bias(), run.number) for run in plan])
-        self.biases = (*(jnp.zeros(to.size) for to in unit.hidden), jnp.asarray(start, float))
+        self.biases = (*(floats(np.zeros(to.size)) for to in unit.hidden), floats(start))
 
     def encode(self, context: Context) -> Encoding:
         """What the context adds to every unit of every layer: worth sharing between draws.

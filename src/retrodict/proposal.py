@@ -7,7 +7,7 @@ along plates at once, steps of a scan one after the other. All functions are of 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.contexts import Assembly, assemble, follows_time
 from retrodict.design import designs
+from retrodict.draws import Draws, joint_draws
 from retrodict.expectations import Facts
 from retrodict.factors import Factor
 from retrodict.graph import Graph
@@ -68,6 +69,7 @@ class Proposal:
             allows divide and conquer: the same without inputs.
         designs: constants that tell elements apart.
         stages: the factors in the order drawn.
+        draws: joint draws of the model.
     """
 
     inverse: Inverse
@@ -75,6 +77,7 @@ class Proposal:
     marginals: Mapping[tuple[str, ...], Assembly]
     designs: dict[str, Array]
     stages: tuple[Stage, ...]
+    draws: Draws = field(compare=False)
 
     @staticmethod
     def of(inverse: Inverse, facts: Mapping[str, Facts] | None = None) -> "Proposal":
@@ -83,7 +86,7 @@ class Proposal:
         `facts`, by network, are those of the guides that were found before, if they were.
         """
         graph = inverse.graph
-        constants = designs(graph)
+        constants, draws = designs(graph), joint_draws(graph)
         drawn = [factor for factor in inverse.factors if not factor.own]
         shared = Counter(factor.network for factor in drawn)
 
@@ -93,7 +96,7 @@ class Proposal:
             before = None if facts is None else facts.get(str(factor.network))
             if facts is not None:
                 guided = before is not None
-            return assemble(graph, factor, constants, guided, before)
+            return assemble(graph, factor, constants, draws if guided else None, before)
 
         assemblies = {factor.latents: made(factor) for factor in drawn}
         stages: list[Stage] = []
@@ -113,7 +116,7 @@ class Proposal:
             )
             for f in needing_marginals(inverse)
         }
-        return Proposal(inverse, assemblies, marginals, constants, tuple(stages))
+        return Proposal(inverse, assemblies, marginals, constants, tuple(stages), draws)
 
     @staticmethod
     def bootstrap(inverse: Inverse) -> "Proposal":

@@ -1,10 +1,8 @@
 """A model in; rows of synthetic data for one network out, with bad draws dropped and counted.
 
 Draws (x, y) ~ p(x, y) cost nothing but time, and no real data are needed: Paige & Wood (2016),
-sec. 3.4. Priors with heavy tails break naive simulation in float32: gammas of small shape underflow
-to zero, Poisson rates pass the largest integer. A draw is dropped whole when any of its sites is
-not finite, is an integer that has saturated or wrapped round, has been rounded to a bound of its
-support, or has no finite log density.
+sec. 3.4. Priors with heavy tails break naive simulation in float32, see `retrodict.draws`; a draw
+is dropped whole when anything is wrong with it.
 
 So what networks learn is p(x | y) conditioned on R, that every value and density of the draw is
 representable, and not p(x | y) itself. The two differ only where x given y may lie outside R: where
@@ -24,21 +22,17 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from retrodict.contexts import Assembly
+from retrodict.draws import CHUNK, REASONS, Draws, at_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
 
-REASONS = ("not finite", "integer overflow", "underflow", "zero density")
-
-# Draws at a time, and the memory that the values of so many may take.
-CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
 # Of this many draws, the share that is lost is known well enough to give up.
 ENOUGH = 1000
 
 Rows: TypeAlias = Any  # (x, context), a leading axis of rows on every array
-Draws: TypeAlias = Callable[[PRNGKeyArray], tuple[dict[str, Array], Int[Array, " draws"]]]
 
 
 @dataclass
@@ -65,72 +59,6 @@ class Rejected:
         """The sites at fault, the worst first."""
         worst = self.dropped.most_common(3)
         return "; ".join(f"'{s}': {r} ({n} of {self.simulated})" for (s, r), n in worst)
-
-
-def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
-    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason.
-
-    Of several faults it is the first in the order of the program: the others may follow from it.
-    """
-    code = jnp.zeros((), jnp.int32)
-    for number, name in reversed(list(enumerate(graph.sites))):
-        wrong = (*_bad_value(graph, name, values[name]), ~jnp.all(jnp.isfinite(density[name])))
-        for reason, here in reversed(list(enumerate(wrong))):
-            code = jnp.where(here, 1 + number * len(REASONS) + reason, code)
-    return code
-
-
-def _bad_value(
-    graph: Graph, name: str, value: Array
-) -> tuple[Bool[Array, ""], Bool[Array, ""], Bool[Array, ""]]:
-    """Whether a value is not finite, is an integer beyond its type, is rounded to a bound."""
-    no = jnp.zeros((), bool)
-    support = graph.sites[name].support
-    lower, upper = _bounds(support)
-    if jnp.issubdtype(value.dtype, jnp.floating):
-        finite = jnp.all(jnp.isfinite(value))
-        if support.is_discrete:
-            return ~finite, no, no
-        info = np.finfo(value.dtype)
-        # NumPyro clips betas and Dirichlets to the least positive number and to 1 - eps.
-        rounded = (value == info.tiny) | (value <= lower) | (value >= upper)
-        rounded |= (value == 1 - info.eps) & (upper == 1)
-        return ~finite, no, jnp.any(rounded) & finite
-    if not jnp.issubdtype(value.dtype, jnp.signedinteger):
-        return no, no, no
-    limit = np.iinfo(value.dtype)
-    # A negative count is one that has wrapped round.
-    beyond = (value == limit.max) | (value <= limit.min + 1) | ((value < 0) & (lower >= 0))
-    return no, jnp.any(beyond), no
-
-
-def _bounds(support: Any) -> tuple[Any, Any]:
-    """The numbers between which values lie, infinite where the support has none."""
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    lower, upper = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
-    return (
-        -np.inf if lower is None else np.asarray(lower),
-        np.inf if upper is None else np.asarray(upper),
-    )
-
-
-def joint_draws(graph: Graph) -> Draws:
-    """Many joint draws of the model, and what is wrong with each, from as many keys.
-
-    The networks of a model share it, so that the model is compiled once.
-    """
-
-    def draw(rng_key: PRNGKeyArray) -> tuple[dict[str, Array], Array]:
-        found = graph.program.run(rng_key, {})
-        return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
-
-    return jax.jit(jax.vmap(draw))
-
-
-def at_once(each: int) -> int:
-    """How many draws of so many bytes are made at a time."""
-    return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
 
 
 @dataclass(frozen=True)
@@ -316,10 +244,11 @@ class Sets:
             key, self._size + self._held, lambda: self._stop() or self._left.is_set()
         )
         # The first rows are held out, so that there are some of a set that was cut short.
-        heldout = jax.tree.map(lambda leaf: jnp.asarray(leaf[: self._held]), rows)
-        return Split(
-            jax.tree.map(lambda leaf: jnp.asarray(leaf[self._held :]), rows), heldout, rejected
+        heldout, rest = (
+            jax.tree.map(lambda leaf, part=part: jax.device_put(leaf[part]), rows)
+            for part in (slice(self._held), slice(self._held, None))
         )
+        return Split(rest, heldout, rejected)
 
 
 def names_of(assemblies: Sequence[Assembly]) -> str:

@@ -23,7 +23,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import own_products
+from retrodict.xla import floats, own_products, run_once
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -113,7 +113,7 @@ class State(NamedTuple):
     @staticmethod
     def start(weights: PyTree, clip: float) -> "State":
         """Set out from some weights."""
-        return State(weights, weights, optimiser(clip).init(weights))
+        return State(weights, weights, run_once(optimiser(clip).init, weights))
 
 
 class Pace(NamedTuple):
@@ -214,7 +214,7 @@ class _Schedule:
         left = np.clip(np.minimum(1.0 - steps / self.training.max_steps, by_time), 0.0, None)
         rate = self.training.learning_rate * 0.5**self.halved
         keep = np.minimum((1 + steps) / (10 + steps), 1 - 1 / AVERAGED)
-        return Pace(jnp.asarray(rate * warm * left, float), jnp.asarray(keep, float))
+        return Pace(floats(rate * warm * left), floats(keep))
 
     def saw(self, better: bool) -> bool:
         """Take note of an evaluation; true when there is no more to be had."""
