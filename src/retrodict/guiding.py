@@ -172,7 +172,8 @@ def _same(link: Link, axis: int) -> bool:
 
 def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Guide | None:
     """The guide with what draws from the prior tell, if it then has something to say."""
-    if not candidates:
+    least = min((_size(replace(guide, children=(child,))) for child in candidates), default=0)
+    if not candidates or least > LARGEST:
         return None
     graph, factor = guide.graph, guide.factor
 
@@ -185,8 +186,7 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
     moments = run_once(jax.vmap(expected), {name: references[name] for name in graph.sites})
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
-    sizes = replace(guide, children=children).observations * len(guide.facts.order)
-    if not children or sizes > LARGEST:
+    if not children or _size(replace(guide, children=children)) > LARGEST:
         return None
     centre, variance = _fallbacks(guide, references, moments)
     names = tuple(child.name for child in children)
@@ -197,6 +197,11 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     if not np.any(told > 1e-3):
         return None
     return replace(guide, facts=guide.facts._replace(order=_order(guide.latents, told)))
+
+
+def _size(guide: Guide) -> int:
+    """Latents times observations."""
+    return guide.observations * len(guide.facts.order)
 
 
 def _mostly_finite(moments: Any) -> bool:
