@@ -193,8 +193,7 @@ class Autoregressive(eqx.Module):
         *layers, last = (initial(rng, into, out) for into, out in zip(inputs, outputs, strict=True))
         # training starts from the heads' own spread, whatever the input
         self.layers = (*map(floats, layers), floats(0.1 * last))
-        direct = 0.1 * initial(rng, unit.features, unit.params) if hidden else None
-        self.direct = None if direct is None else floats(direct)
+        self.direct = floats(0.1 * initial(rng, unit.features, unit.params)) if hidden else None
         number = plan[-1].stop
         shapes = [(number, guide_size, width) for width in self.widths]
         shapes += [(run.number, guide_size, run.head.size) for run in plan]

@@ -66,7 +66,7 @@ def _pick(weights: Array, uniform: Array) -> Array:
 def _components(params: Array) -> tuple[Array, Array, Array]:
     logits, means, scales = jnp.split(params, 3)
     above = scales - SMALLEST_LOG_SCALE
-    # softplus; log1p would be exact to more digits than are kept, and takes XLA ten times as long
+    # softplus; log1p would be exact to more digits than are kept, and takes XLA longer
     above = jnp.maximum(above, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(above)))
     scales = SMALLEST_LOG_SCALE + above
     scales = jnp.minimum(scales, LARGEST_LOG_SCALE)

@@ -328,7 +328,11 @@ class Inference:
             engine = self._engine(Settings(PLAN_PARTICLES, method), threshold)
             return engine.run(networks, rng_key, data).population.log_evidence
 
-        return jax.jit(jax.vmap(one, in_axes=(None, None, 0, 0)), compiler_options=QUICKLY)
+        def run(networks: Networks, threshold: Array, keys: PRNGKeyArray, data: Values) -> Any:
+            each = self._working_bytes(networks, PLAN_PARTICLES)
+            return by_parts(partial(one, networks, threshold), each, keys, data)
+
+        return jax.jit(run, compiler_options=QUICKLY)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8

@@ -37,8 +37,8 @@ def floats(values: np.ndarray) -> Float[Array, "..."]:
 def own_products() -> Options:
     """Have XLA compute products of matrices by itself.
 
-    It would hand those of a few hundred rows to another library, YNNPACK, which takes an eighth
-    more for a step of training (`python -m benchmarks training`).
+    It would hand those of a few hundred rows to another library, YNNPACK, with which steps of
+    training take longer.
     """
     options: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
     try:
