@@ -269,7 +269,7 @@ class Autoregressive(eqx.Module):
         return added
 
     def draw(
-        self, encoding: Encoding, noise: Float[Array, "coordinates 2"], c: Coordinate[Array]
+        self, encoding: Encoding, noise: Float[Array, "coordinates numbers"], c: Coordinate[Array]
     ) -> tuple[Float[Array, " coordinates"], Float[Array, ""]]:
         """A row of coordinates and its log q, each unit computed once."""
         length = max(4, math.ceil(self.plan[-1].stop / LOOPS))
@@ -338,11 +338,14 @@ class Autoregressive(eqx.Module):
             c = xs.c._replace(upper=xs.c.upper - taken)
             added, left, view = list(xs.biases), known.left, None
             place = run.start + xs.place
-            if guide is not None and left is not None:
+            if guide is not None and left is not None and xs.guided is not None:
                 view = guides.look(guide.expected, guide.tails, left, place)
                 c = guides.anchor(view, c)
                 seen = guides.inputs(view, c)
-                added = [a + _few(seen, w) for a, w in zip(added, xs.guided, strict=True)]
+                # one product, not one for each layer: they are small, and there are many
+                ends = np.cumsum([a.size for a in added])[:-1]
+                parts = jnp.split(_few(seen, xs.guided), ends)
+                added = [a + part for a, part in zip(added, parts, strict=True)]
             for layer, width in enumerate(self.widths):
                 new = jax.nn.silu(added[layer] + state @ xs.weights[layer])
                 own = own + new if self._residual(layer) else new
@@ -372,7 +375,7 @@ class Autoregressive(eqx.Module):
             biases,
             rows_of(c, run.at),
             noise[run.at],
-            [] if guide is None else guide.weights,
+            None if guide is None else jnp.concatenate(guide.weights, -1),
         )
         new, (values, log_q) = jax.lax.scan(step, fresh, each, unroll=number <= SHORT)
         joined = Known(
@@ -405,7 +408,7 @@ class _StepInput(NamedTuple):
     biases: list[Array]
     c: Coordinate[Array]
     noise: Array
-    guided: list[Array]
+    guided: Array | None
 
 
 class _Guide(NamedTuple):

@@ -19,7 +19,7 @@ from retrodict.heads import compress
 
 # Wavelengths, in standard deviations of an observation's noise, at which innovations are shown:
 # which of many discrete causes explain one is a question of its fine structure.
-WAVELENGTHS = (4.0, 8.0, 16.0, 32.0, 64.0)
+LONGEST, WAVES = 64.0, 5  # each is half of the one before
 # Innovations are shown one by one where there are no more than this many.
 MOST_CHANNELS = 4
 
@@ -52,14 +52,16 @@ class Expected(NamedTuple):
     def tails(self) -> Float[Array, "coordinates channels"]:
         """Variance of the observations given the coordinates before each."""
         moved = self.slope**2 * self.variance
-        return (self.noise[:, None] + jnp.cumsum(moved[:, ::-1], 1)[:, ::-1]).T
+        # few numbers are added up quicker by a product than by a scan
+        later = np.tril(np.ones((moved.shape[1],) * 2, moved.dtype))
+        return (self.noise[:, None] + moved @ later).T
 
 
 class Left(NamedTuple):
     """What is left to expect once some coordinates are known.
 
     Attributes:
-        noise: root⁻¹ (x − centre), zero where x is not known yet.
+        noise: root⁻¹ (x − centre), zero where x is not known yet, or where there are channels.
         residual: observations minus their means.
     """
 
@@ -98,8 +100,10 @@ def look(expected: Expected, tails: Array, left: Left, place: Array) -> View:
 
 def learn(expected: Expected, left: Left, view: View, place: Array, value: Array) -> Left:
     """What is left once a coordinate's value is known."""
-    moved = expected.slope[:, place] * (value - expected.prior[place])
-    return Left(left.noise.at[place].set((value - view.mean) / view.scale), left.residual - moved)
+    if expected.residual.size:
+        moved = expected.slope[:, place] * (value - expected.prior[place])
+        return left._replace(residual=left.residual - moved)
+    return left._replace(noise=left.noise.at[place].set((value - view.mean) / view.scale))
 
 
 def look_at_all(expected: Expected, row: Float[Array, " coordinates"]) -> View:
@@ -134,7 +138,7 @@ def anchor(view: View, c: Coordinate[Array]) -> Coordinate[Array]:
 
 def size(channels: int) -> int:
     """How many inputs a coordinate has."""
-    return 4 + channels * (2 + 2 * len(WAVELENGTHS))
+    return 4 + channels * (2 + 2 * WAVES)
 
 
 def inputs(view: View, c: Coordinate[Array]) -> Float[Array, " inputs"]:
@@ -142,14 +146,27 @@ def inputs(view: View, c: Coordinate[Array]) -> Float[Array, " inputs"]:
     ratio, prior = _log_odds(view)
     own = [compress(c.shift), 0.3 * jnp.log(c.stretch), jnp.tanh(ratio / 8) * 2, prior / 4]
     sd = jnp.sqrt(view.noise)
-    angles = 2 * np.pi * (view.residual / sd)[:, None] / np.array(WAVELENGTHS)
+    sines, cosines = _waves(view.residual / sd)
     shown = [
         compress(view.residual / jnp.sqrt(view.tail)),
         jnp.arcsinh(view.residual / sd) / 2,
-        jnp.sin(angles).reshape(-1),
-        jnp.cos(angles).reshape(-1),
+        sines.reshape(-1),
+        cosines.reshape(-1),
     ]
     return jnp.concatenate([jnp.stack(own), *shown])
+
+
+def _waves(
+    x: Float[Array, " channels"],
+) -> tuple[Float[Array, "channels waves"], Float[Array, "channels waves"]]:
+    """Sines and cosines, shortest first; those of twice an angle follow from the angle's."""
+    angle = 2 * np.pi / LONGEST * x
+    sines, cosines = [jnp.sin(angle)], [jnp.cos(angle)]
+    for _ in range(WAVES - 1):
+        sine, cosine = sines[0], cosines[0]
+        sines.insert(0, 2 * sine * cosine)
+        cosines.insert(0, 1 - 2 * sine**2)
+    return jnp.stack(sines, -1), jnp.stack(cosines, -1)
 
 
 def overview(expected: Expected, c: Coordinate[Array]) -> Float[Array, " features"]:

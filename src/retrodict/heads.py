@@ -1,8 +1,8 @@
 """Parameters from the network in; a coordinate's log density, or a draw of it, out (sec. 3.3).
 
 A head is the last stage of the network for one coordinate: it takes a row of `size` numbers and
-reads a density from them. Draws are made from two uniform numbers, so that a sampler can draw all
-its noise beforehand. Every head keeps a share of its mass where training cannot remove it, which
+reads a density from them. Draws are made from uniform numbers, so that a sampler can draw all its
+noise beforehand. Every head keeps a share of its mass where training cannot remove it, which
 bounds the importance weights where the network has seen no data.
 """
 
@@ -39,6 +39,10 @@ class Head(Protocol):
     def features(self) -> int:
         """How many numbers tell later coordinates of a drawn value."""
 
+    @property
+    def uniforms(self) -> int:
+        """How many uniform numbers a draw needs."""
+
     def bias(self) -> np.ndarray:
         """Parameters to start training from."""
 
@@ -46,7 +50,7 @@ class Head(Protocol):
         """log q(value), with the Jacobian of the coordinate's curve."""
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:
-        """The value at two uniform numbers."""
+        """The value at some uniform numbers."""
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:
         """The value where it is centred and scaled; zero if it is not."""
@@ -99,6 +103,7 @@ class Mixture:
     wide: float
     curves: tuple[int, ...]
     features: int = 1
+    uniforms: int = 2
 
     @property
     def size(self) -> int:  # noqa: D102
@@ -147,6 +152,7 @@ class Bernoulli:
     floor: float
     size: int = 1
     features: int = 1
+    uniforms: int = 1
 
     def bias(self) -> np.ndarray:  # noqa: D102
         return np.zeros(1)
@@ -158,7 +164,7 @@ class Bernoulli:
         return jnp.log(self._probability(jnp.where(value > 0.5, params[0], -params[0])))
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        return (noise[1] < self._probability(params[0])).astype(params.dtype)
+        return (noise[-1] < self._probability(params[0])).astype(params.dtype)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)
@@ -173,6 +179,7 @@ class Categorical:
 
     size: int
     floor: float
+    uniforms: int = 1
 
     @property
     def features(self) -> int:  # noqa: D102
@@ -191,7 +198,7 @@ class Categorical:
         return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c)))
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        below = jnp.cumsum(self._probabilities(params, c)) < noise[1]
+        below = jnp.cumsum(self._probabilities(params, c)) < noise[-1]
         return jnp.minimum(jnp.sum(below), c.upper).astype(params.dtype)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
@@ -214,6 +221,7 @@ class Count:
     components: int
     wide: float
     features: int = 1
+    uniforms: int = 2
 
     @property
     def size(self) -> int:  # noqa: D102

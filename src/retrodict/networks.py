@@ -214,13 +214,16 @@ class ConditionalMADE(eqx.Module):
         """A draw x and log q(x | context), the context already encoded."""
         return self.draw(encoding, self.noise(key))
 
-    def noise(self, key: Key[Array, ""]) -> Float[Array, "coordinates 2"]:
-        """Uniform numbers strictly between 0 and 1: all the chance that a draw needs."""
-        uniform = jax.random.uniform(key, (self.scaling.centre.size, 2))
+    def noise(
+        self, key: Key[Array, ""], copies: tuple[int, ...] = ()
+    ) -> Float[Array, "*copies coordinates numbers"]:
+        """Uniform numbers strictly between 0 and 1: all the chance that draws need."""
+        numbers = max(run.head.uniforms for run in self.network.plan)
+        uniform = jax.random.uniform(key, (*copies, self.scaling.centre.size, numbers))
         return uniform + float(np.finfo(uniform.dtype).eps) / 2
 
     def draw(
-        self, encoding: Encoding, noise: Float[Array, "coordinates 2"]
+        self, encoding: Encoding, noise: Float[Array, "coordinates numbers"]
     ) -> tuple[Values, Float[Array, ""]]:
         """The draw that given noise leads to, and log q of it."""
         row, log_q = self.network.draw(encoding, noise, self._constants())

@@ -252,18 +252,20 @@ class Proposal:
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
 
-        def one(key: PRNGKeyArray, index: tuple[Array, ...], given: Values) -> Any:
+        def one(noise: Array, index: tuple[Array, ...], given: Values) -> Any:
             expected = None if expect is None else expect(index)
             context = assembly.context(values, (*leading, *index), given, expected)
-            return network.sample_and_log_prob(key, context)
+            return network.draw(network.encode(context), noise)
 
         if not sizes:
-            x, log_q = one(rng_key, (), summaries or {})
+            x, log_q = one(network.noise(rng_key), (), summaries or {})
             return x, log_q
         total = int(np.prod(sizes))
+        # to make keys for the copies would be dearer than what is drawn with them
+        noise = network.noise(rng_key, (total,))
         index = jnp.unravel_index(jnp.arange(total), sizes)
         flat = jax.tree.map(lambda s: s.reshape(total, *s.shape[len(sizes) :]), summaries or {})
-        x, log_q = jax.vmap(one)(jax.random.split(rng_key, total), index, flat)
+        x, log_q = jax.vmap(one)(noise, index, flat)
         x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
         return x, log_q.reshape(sizes)
 
