@@ -6,8 +6,9 @@ BIN    := $(VENV)/bin
 # Two steps: the demonstration needs none of the development tools.
 USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
 
-.PHONY: demo test lint types unit bench docs format clean
+.PHONY: demo test lint types unit slow bench docs format clean
 
 demo: $(USABLE)
 	$(BIN)/retrodict demo pumps -o out
@@ -22,7 +23,11 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
+	$(PYTEST)
+
+# What `test` leaves out: more models, whole pages, an installation from nothing.
+slow: $(READY)
+	$(PYTEST) -m slow
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs

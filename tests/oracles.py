@@ -20,15 +20,26 @@ NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_si
 RUNS, PARTICLES = 200, 400
 
 
+# Many orders of magnitude, and an exact answer that takes long to work out; `rates` is a tame form.
+LONG = ("pumps",)
+
+
 def group(name):
     """Tests of one model go to one worker, so that it is compiled once."""
     return pytest.mark.xdist_group(f"oracle {name}")
 
 
+def slow_if(long):
+    """Marks of a case that is left to `make slow` if it takes long."""
+    return [pytest.mark.slow] if long else []
+
+
 def runs():
     """Every model with every method that is tested on it."""
     return [
-        pytest.param(name, method, marks=group(name), id=f"{name}-{method}")
+        pytest.param(
+            name, method, marks=[group(name), *slow_if(name in LONG)], id=f"{name}-{method}"
+        )
         for name, oracle in ORACLES.items()
         for method in oracle.methods
     ]

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import retrodict as rd
+from oracles import slow_if
 from retrodict.compiled import Compiled
 from retrodict.encoders import Embedding
 from retrodict.inference import Inference, Plan, first_choice
@@ -28,9 +29,13 @@ def without_rescue(method):
     return lambda self, *args, **options: method(self, *args, **options | {"rescue": False})
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: str(p.relative_to(ROOT))
-)
+def case(page):
+    name = page.relative_to(ROOT)
+    # `make docs` runs the tutorials, and with networks that learn
+    return pytest.param(page, id=str(name), marks=slow_if("tutorials" in name.parts))
+
+
+@pytest.mark.parametrize("page", [case(page) for page in PAGES if blocks(page, "python")])
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     real = rd.compile
 

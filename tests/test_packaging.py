@@ -49,6 +49,7 @@ def test_sdist_holds_what_developers_need(built):
     assert not [name for name in names if name.startswith((".venv", "out/"))]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("packaging")
 def test_quick_start_from_a_clean_environment(built, tmp_path):
     """The README's example, and the command, with nothing installed but the wheel's own needs."""

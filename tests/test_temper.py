@@ -9,15 +9,22 @@ import pytest
 import retrodict as rd
 from exact import ORACLES
 from hard import HARD, compiled_hard, wrong_of
-from oracles import NOTHING, QUICK, SMALL, compiled, data_of, group, repeated
+from oracles import NOTHING, QUICK, SMALL, compiled, data_of, group, repeated, slow_if
 from zoo import key
 
 K = 1000
 # of many unknowns, or rare events, the evidence takes more particles to be known well
 MANY = {"pumps": 16_000, "schools": 12_000, "alarms": 8_000}
 RUNS = 2  # `python -m benchmarks.rescue` makes more of them
+LONG = ("pumps", "schools", "alarms", "network")
+
+
+def case(name, mark):
+    return pytest.param(name, marks=[mark, *slow_if(name in LONG)])
+
+
 hard = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"hard {name}")) for name in HARD]
+    "name", [case(name, pytest.mark.xdist_group(f"hard {name}")) for name in HARD]
 )
 
 
@@ -44,9 +51,9 @@ def test_rescue_reaches_the_exact_answer(name):
     assert good > 0  # else no answer was of any use
 
 
-@pytest.mark.xdist_group("hard schools")
+@pytest.mark.xdist_group("hard regression")
 def test_what_a_rescue_says():
-    found = compiled_hard("schools").infer(key(1), HARD["schools"].data, K)
+    found = compiled_hard("regression").infer(key(1), HARD["regression"].data, K)
     extra = found.diagnostics.extra
     assert extra["rescued"]
     assert extra["planned"] == "importance"
@@ -99,7 +106,7 @@ def test_networks_that_know_nothing_are_no_obstacle(name):
     assert found.trust != "poor"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=group(n)) for n in ("normal", "network")])
+@pytest.mark.parametrize("name", [case(name, group(name)) for name in ("normal", "network")])
 def test_evidence_is_unbiased(name):
     """The mean of Ẑ/Z over 100 runs is 1, within 3 standard errors."""
     data = data_of(name)
