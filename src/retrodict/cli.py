@@ -19,6 +19,7 @@ from retrodict.artefact import DamagedFile, NewerFormat
 from retrodict.commands import COMMANDS
 from retrodict.errors import DataError, InputError, UnsupportedModel
 from retrodict.modelfiles import line_at_fault
+from retrodict.programs import keep_programs
 from retrodict.saving import WrongModel
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 3, 130
@@ -64,6 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.command is None:
         raise InputError(f"name a command: {', '.join(COMMANDS)}; see retrodict --help")
+    keep_programs()
     options.progress = not options.quiet and sys.stderr.isatty()
 
     def say(note: str) -> None:
