@@ -123,7 +123,7 @@ def section(name: str, seconds: float, ours_seconds: float, number: int) -> floa
 def main() -> None:
     """All three models."""
     full = report.full(__doc__)
-    seconds, ours, number = (600.0, 240.0, 200_000) if full else (40.0, 30.0, 30_000)
+    seconds, ours, number = (600.0, 240.0, 200_000) if full else (240.0, 60.0, 30_000)
     print(f"The recipe and sbi have {seconds:.0f} s or stop when their loss no longer falls; ours")
     print(f"has {ours:.0f} s. No ratio can pass {seconds:.0f} s over the time of our first loss.")
     ratios = {name: section(name, seconds, ours, number) for name in SETUPS}
