@@ -24,7 +24,6 @@ from jax import Array
 import retrodict as rd
 from retrodict import autoregressive, encoders, networks, train
 from retrodict.demos import models
-from retrodict.draws import joint_draws
 from retrodict.encoders import Context, Encoder, Set
 from retrodict.features import Scaling, Value, ValueEncoder
 from retrodict.networks import MADE
@@ -129,7 +128,7 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         training = rd.Training(max_steps=10_000_000, passes=1, clip=1e9, halvings=0)
     used = {str(assembly.factor.network) for assembly in proposal.assemblies.values()}
     shared = {n: a for n, a in proposal.networks().items() if n in used}
-    draws, found = joint_draws(graph), []
+    draws, found = proposal.draws, []
     setup_seconds = time.perf_counter() - begun
     for number, (network, assemblies) in enumerate(shared.items()):
         started, curve = time.perf_counter(), []

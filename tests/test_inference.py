@@ -153,10 +153,19 @@ def test_planning_runs_the_methods_themselves(method, threshold):
     inference = Inference(model.proposal)
     own = Settings(PLAN_PARTICLES, method, ess_threshold=threshold)
     expected = inference.one(model.networks, key(3), data, own).log_evidence
-    found = inference._evidence("smc")(
+    found = inference._evidence("smc", PLAN_PARTICLES)(
         model.networks, jnp.asarray(threshold), key(3)[None], {n: v[None] for n, v in data.items()}
     )
     assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
+
+
+@group("series")
+def test_a_plan_for_a_long_series_takes_fewer_particles():
+    short = compiled("series")
+    inference = Inference(short.proposal)
+    assert inference._plan_particles(short.networks) == PLAN_PARTICLES
+    long = inference.called_with(None, {"steps": 50_000})
+    assert long._plan_particles(short.networks) == 50
 
 
 @group("normal")

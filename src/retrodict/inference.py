@@ -290,10 +290,13 @@ class Inference:
         data_key, run_key = jax.random.split(rng_key)
         made, _ = fresh_datasets(self.graph, self.proposal.draws, data_key, DATASETS)
         data = {name: made[name] for name in self.graph.observed}
-        number = PLAN_DATASETS * PLAN_REPEATS
+        number, num = PLAN_DATASETS * PLAN_REPEATS, self._plan_particles(networks)
         keys = jax.random.split(run_key, number)
-        together = self._together(PLAN_PARTICLES, number, memory=256 * 2**20)
-        run = {divided: self._evidence("divide" if divided else "smc") for divided in (False, True)}
+        together = self._together(num, number, memory=256 * 2**20)
+        run = {
+            divided: self._evidence("divide" if divided else "smc", num)
+            for divided in (False, True)
+        }
 
         def evidence(method: str, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             rows = {name: value[places] for name, value in data.items()}
@@ -310,32 +313,44 @@ class Inference:
                 runs = evidence(method, places).reshape(PLAN_DATASETS, PLAN_REPEATS)
                 with np.errstate(invalid="ignore"):
                     spread = np.nan_to_num(np.var(runs, axis=1, ddof=1), nan=np.inf)
-                measured[method] = float(np.median(1 / (spread + 1 / PLAN_PARTICLES)))
+                measured[method] = float(np.median(1 / (spread + 1 / num)))
             best = max(measured, key=measured.__getitem__)
         # as many rows as before, so that nothing is compiled again
         found = evidence(best, np.arange(number))
         reference = Reference.of(self.graph, data, found)
         if not measured:
             return Plan(best, reference=reference)
-        return Plan(best, measured, PLAN_PARTICLES, PLAN_DATASETS, reference)
+        return Plan(best, measured, num, PLAN_DATASETS, reference)
 
-    def _evidence(self, method: str) -> Callable[..., LogEvidence]:
+    def _plan_particles(self, networks: Networks) -> int:
+        """Fewer where they are dear, as in a long series: a plan is not to outlast the training."""
+        lengths = self.graph.scan_lengths
+        each = sum(
+            self.proposal.working_bytes(networks, stage)
+            * (1 if stage.scan is None else lengths[stage.scan])
+            for stage in self.proposal.stages
+        )
+        affordable = PLAN_BYTES // (PLAN_DATASETS * PLAN_REPEATS * max(each, 1))
+        return int(np.clip(affordable, FEW_PARTICLES // 2, PLAN_PARTICLES))
+
+    def _evidence(self, method: str, num_particles: int) -> Callable[..., LogEvidence]:
         """The log evidence of many data sets; importance sampling is SMC with threshold zero."""
 
         def one(
             networks: Networks, threshold: Array, rng_key: PRNGKeyArray, data: Values
         ) -> LogEvidence:
-            engine = self._engine(Settings(PLAN_PARTICLES, method), threshold)
+            engine = self._engine(Settings(num_particles, method), threshold)
             return engine.run(networks, rng_key, data).population.log_evidence
 
         def run(networks: Networks, threshold: Array, keys: PRNGKeyArray, data: Values) -> Any:
-            each = self._working_bytes(networks, PLAN_PARTICLES)
+            each = self._working_bytes(networks, num_particles)
             return by_parts(partial(one, networks, threshold), each, keys, data)
 
         return jax.jit(run, compiler_options=QUICKLY)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
+PLAN_BYTES = 2**30  # that networks work on, in all runs of a method
 
 
 def _in_parts(

@@ -10,16 +10,18 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 
+config: Any = jax.config  # JAX does not say the types of its options
 MOST_BYTES = 2**30
 LEAST_SECONDS = 0.2  # a program that took less is no slower to compile than to find
 
 
 def keep_programs() -> Path | None:
     """Have JAX keep programs; where, or None where it is not to be or cannot be."""
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return None
     try:
         folder = _folder()
@@ -27,8 +29,8 @@ def keep_programs() -> Path | None:
         _make_room(folder)
     except (OSError, RuntimeError):  # no home, or none that can be written to
         return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
+    config.update("jax_compilation_cache_dir", str(folder))
+    config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
     return folder
 
 

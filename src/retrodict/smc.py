@@ -97,9 +97,18 @@ class Engine:
             if name not in own
         }
 
+    def _closing(self) -> list[list[str]]:
+        """For each stage, the sites whose densities it counts."""
+        found: list[list[str]] = [[] for _ in self.proposal.stages]
+        for name, when in self.closes().items():
+            found[max(when, 0)].append(name)
+        return found
+
     def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
         """All stages, for one data set."""
-        stages, closes = self.proposal.stages, self.closes()
+        stages, closes = self.proposal.stages, self._closing()
+        if self._never and not any(map(self.proposal.runs_forward, stages)):
+            return self._unresampled(networks, rng_key, data)
         particles = start(self.num_particles)
         held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
         sizes, ancestors = [], []
@@ -111,9 +120,7 @@ class Engine:
         for number, stage in enumerate(stages):
             stage_key = jax.random.fold_in(rng_key, number)
             resample_key, draw_key = jax.random.split(stage_key)
-            closing = [name for name, when in closes.items() if when == number]
-            if number == 0:
-                closing += [name for name, when in closes.items() if when == -1]
+            closing = closes[number]
             if self.proposal.runs_forward(stage):
                 particles, series = self._series(
                     networks, stage_key, stage, data, particles, held, number
@@ -124,9 +131,9 @@ class Engine:
                 filtered, filtered_log_weights = series.filtered, series.log_weights
                 possible |= series.possible
                 counted = [n for n in closing if n not in series.possible]
-                increment, seen = self._densities(data, particles.values, counted)
+                density, seen = self._densities(data, particles.values, counted)
                 possible |= seen
-                particles = reweigh(particles, increment, number)
+                particles = reweigh(particles, self._total(density, counted), number)
                 continue
             if number > 0:
                 particles, size, parents = self._resample(resample_key, particles)
@@ -134,12 +141,42 @@ class Engine:
                 sizes.append(size[None])
                 ancestors.append(parents[None])
             particles, log_q = self._draw(networks, draw_key, stage, data, particles)
-            increment, seen = self._densities(data, particles.values, closing)
+            density, seen = self._densities(data, particles.values, closing)
             possible |= seen
+            increment = self._total(density, closing) - log_q
             if number < last_series:
-                held = held + increment - log_q
+                held = held + increment
             else:
-                particles = reweigh(particles, increment - log_q, number)
+                particles = reweigh(particles, increment, number)
+        return self._outcome(particles, sizes, ancestors, filtered, filtered_log_weights, possible)
+
+    def _unresampled(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
+        """All stages, where nothing is resampled: one run of the model gives all densities."""
+        particles, log_qs = start(self.num_particles), []
+        for number, stage in enumerate(self.proposal.stages):
+            _, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
+            particles, log_q = self._draw(networks, draw_key, stage, data, particles)
+            log_qs.append(log_q)
+        closes = self._closing()
+        counted = [name for closing in closes for name in closing]
+        densities, possible = self._densities(data, particles.values, counted)
+        sizes, ancestors = [], []
+        for number, (closing, log_q) in enumerate(zip(closes, log_qs, strict=True)):
+            if number > 0:
+                sizes.append(ess(particles.log_weights)[None])
+                ancestors.append(jnp.arange(self.num_particles, dtype=jnp.int32)[None])
+            particles = reweigh(particles, self._total(densities, closing) - log_q, number)
+        return self._outcome(particles, sizes, ancestors, None, None, possible)
+
+    def _outcome(
+        self,
+        particles: Population,
+        sizes: list[Array],
+        ancestors: list[Array],
+        filtered: dict[str, Array] | None,
+        filtered_log_weights: Array | None,
+        possible: dict[str, Array],
+    ) -> Outcome:
         chosen = jnp.zeros((0, self.num_particles), jnp.int32)
         chosen = jnp.concatenate([chosen, *ancestors])
         return Outcome(
@@ -196,10 +233,10 @@ class Engine:
 
     def _densities(
         self, data: Values, latents: Values, names: list[str]
-    ) -> tuple[Float[Array, " particles"], dict[str, Array]]:
-        """Log density of some sites, and whether any particle makes each of them possible."""
+    ) -> tuple[dict[str, Float[Array, " particles"]], dict[str, Array]]:
+        """Log densities of some sites, and whether any particle makes each of them possible."""
         if not names:
-            return jnp.zeros(self.num_particles), {}
+            return {}, {}
 
         def one(latents: Values) -> dict[str, Array]:
             # Sites not drawn yet are drawn here; nothing that is counted depends on them.
@@ -214,8 +251,12 @@ class Engine:
             densities = jax.tree.map(
                 lambda d: jnp.broadcast_to(d, (self.num_particles,)), one(latents)
             )
-        total = sum(densities.values(), jnp.zeros(self.num_particles))
-        return total, {name: jnp.any(d > -jnp.inf) for name, d in densities.items()}
+        return densities, {name: jnp.any(d > -jnp.inf) for name, d in densities.items()}
+
+    def _total(
+        self, densities: Mapping[str, Array], names: list[str]
+    ) -> Float[Array, " particles"]:
+        return sum((densities[name] for name in names), jnp.zeros(self.num_particles))
 
     def _resample(
         self, rng_key: PRNGKeyArray, particles: Population

@@ -28,6 +28,7 @@ from retrodict.contexts import Assembly
 from retrodict.draws import CHUNK, REASONS, Draws, at_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
+from retrodict.xla import QUICKLY
 
 # Of this many draws, the share that is lost is known well enough to give up.
 ENOUGH = 1000
@@ -110,7 +111,7 @@ class Simulator:
 
     @cached_property
     def _gather(self) -> Callable[[PRNGKeyArray, dict[str, Array]], Rows]:
-        return jax.jit(jax.vmap(self._rows_of_draw))
+        return jax.jit(jax.vmap(self._rows_of_draw), compiler_options=QUICKLY)
 
     def _rows_of_draw(self, rng_key: PRNGKeyArray, values: dict[str, Array]) -> Rows:
         """A few copies, with each assembly's share what it has of all copies."""
