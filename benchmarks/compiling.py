@@ -85,8 +85,8 @@ def learned_by_sbi(name: str, number: int, seconds: float) -> Curve:
     return Curve(rows[:, 0], loss)
 
 
-def section(name: str, seconds: float, ours_seconds: float, number: int) -> float:
-    """A table for one model; how many times faster ours is than the recipe, to its own end."""
+def section(name: str, seconds: float, ours_seconds: float, number: int) -> tuple[float, float]:
+    """A table for one model; how many times faster ours is than each recipe, to its own end."""
     curves = {
         title: learned(recipe, name, ours_seconds if recipe == "ours" else seconds)
         for recipe, title in RECIPES.items()
@@ -117,22 +117,26 @@ def section(name: str, seconds: float, ours_seconds: float, number: int) -> floa
     )
     print(f"Ours is {report.short(raw)} times faster than the recipe to the loss the recipe ends")
     print(f"with, and {report.short(scaled)} times faster than the scaled recipe to its.")
-    return raw
+    return raw, scaled
 
 
 def main() -> None:
     """All three models."""
     full = report.full(__doc__)
-    seconds, ours, number = (600.0, 240.0, 200_000) if full else (240.0, 60.0, 30_000)
+    seconds, ours, number = (600.0, 240.0, 200_000) if full else (200.0, 60.0, 30_000)
     print(f"The recipe and sbi have {seconds:.0f} s or stop when their loss no longer falls; ours")
     print(f"has {ours:.0f} s. No ratio can pass {seconds:.0f} s over the time of our first loss.")
+    print("Raw inputs may keep a recipe from learning anything: then it ends early, at a loss that")
+    print("we pass with our first, and the ratio is one of the times that compilers take.")
     ratios = {name: section(name, seconds, ours, number) for name in SETUPS}
-    said = ", ".join(f"{name} {report.short(ratio)}" for name, ratio in ratios.items())
-    report.target(
-        "at least 5 times faster than the paper's recipe to its own final loss",
-        f"times faster: {said}",
-        min(ratios.values()) >= 5,
-    )
+    for place, recipe in enumerate(("the paper's recipe", "the recipe with scaled inputs")):
+        each = {name: found[place] for name, found in ratios.items()}
+        said = ", ".join(f"{name} {report.short(ratio)}" for name, ratio in each.items())
+        report.target(
+            f"at least 5 times faster than {recipe} to its own final loss",
+            f"times faster: {said}",
+            min(each.values()) >= 5,
+        )
 
 
 if __name__ == "__main__":
