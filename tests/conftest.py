@@ -36,6 +36,12 @@ if OWN:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+# Programs that ask for quick compilation have it already, and quicker than they ask for.
+if os.environ["XLA_FLAGS"]:
+    from retrodict.xla import QUICKLY
+
+    QUICKLY.clear()
+
 # Linux gives a process 65 530 mappings; every compiled program takes some, and XLA ends the
 # process, without a word, when it is refused one.
 MAPPINGS = Path("/proc/self/maps")
