@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,10 @@ if os.environ["XLA_FLAGS"]:
     from retrodict.xla import QUICKLY
 
     QUICKLY.clear()
+
+# A shell's background job, which a run may be, starts deaf to the interruptions that some test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Linux gives a process 65 530 mappings; every compiled program takes some, and XLA ends the
 # process, without a word, when it is refused one.

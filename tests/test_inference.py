@@ -114,7 +114,7 @@ def test_only_values_change_nothing_is_compiled_again():
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param("rates", "importance", marks=group("rates")),
+        pytest.param("rates", "importance", marks=[group("rates"), pytest.mark.slow]),
         pytest.param("series", "smc", marks=group("series")),
     ],
 )

@@ -336,6 +336,7 @@ def test_learns_a_conjugate_normal():
     assert -3 * se < gap < 0.02
 
 
+@pytest.mark.slow
 def test_learns_a_beta_posterior_of_bits():
     def simulate(key):
         p_key, bit_key = jax.random.split(key)
@@ -396,7 +397,10 @@ def test_learns_a_count_posterior():
     assert -3 * se < gap < 0.03
 
 
-@pytest.mark.parametrize("sigma_is", ["constant", "site", "unknown"])
+@pytest.mark.parametrize(
+    "sigma_is",
+    ["constant", *(pytest.param(s, marks=pytest.mark.slow) for s in ("site", "unknown"))],
+)
 def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
     """Eight schools: sigma as constants of the elements trains as well as sigma as a site.
 

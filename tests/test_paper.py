@@ -109,8 +109,9 @@ def test_tables_line_up():
     assert table(("", "a"), [("x", "10"), ("yy", "2")]) == "     a\n--  --\nx   10\nyy   2"
 
 
-# The regression is in the documentation, whose blocks are run as well; the pumps are `make demo`.
-@pytest.mark.parametrize("name", [pytest.param("pumps", marks=pytest.mark.slow), "fhmm"])
+# The regression is in the documentation, whose blocks are run as well.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pumps", "fhmm"])
 def test_demonstrations_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     if name == "pumps":

@@ -93,7 +93,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 t = __import__(sys.argv[3])
-answer = t.rd.load(sys.argv[2], t.schools).infer(t.zoo.key(2), t.DATA, 100, rescue=False)
+answer = t.rd.load(sys.argv[2], t.schools).infer(t.zoo.key(2), t.DATA, 200, rescue=False)
 print(repr(float(answer.log_evidence)), answer.samples["theta"].tobytes().hex()[:400])
 """
 
@@ -101,7 +101,7 @@ print(repr(float(answer.log_evidence)), answer.samples["theta"].tobytes().hex()[
 def test_another_process_gives_the_same_answers(compiled, saved):
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(saved), __name__]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    answer = compiled.infer(zoo.key(2), DATA, 100, rescue=False)
+    answer = compiled.infer(zoo.key(2), DATA, 200, rescue=False)
     assert told[0] == repr(float(answer.log_evidence))
     assert told[1] == answer.samples["theta"].tobytes().hex()[:400]
 

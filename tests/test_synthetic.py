@@ -183,6 +183,7 @@ def test_same_key_same_rows_another_key_others():
     assert not np.array_equal(first(one), first(other))
 
 
+@pytest.mark.slow
 def test_large_models_are_simulated_in_smaller_chunks():
     small = simulators(zoo.regression, ("z", "t"), n=10)["w0"]
     large = simulators(zoo.regression, ("z", "t"), n=20_000)["w0"]

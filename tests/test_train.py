@@ -18,6 +18,7 @@ from numpyro.contrib.control_flow import scan
 
 import retrodict as rd
 import zoo
+from oracles import slow_if
 from retrodict import compiled as compiled_module
 from retrodict import train
 from retrodict.draws import joint_draws
@@ -101,7 +102,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=slow_if(k in ("loop", "mixture"))) for k in KINDS]
+)
 def test_every_kind_of_model_learns_more_than_its_prior(kind):
     training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)
     compiled = compile_(*KINDS[kind], training)
@@ -383,6 +386,7 @@ print(digest.hexdigest(), [h.loss for h in compiled.history.networks.values()])
 """
 
 
+@pytest.mark.slow
 def test_same_key_same_weights_bit_for_bit_in_fresh_processes():
     def weights(seed):
         command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(seed), __name__]
