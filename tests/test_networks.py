@@ -318,6 +318,7 @@ def learn(net, simulate, *, steps=700, batch=256, rate=5e-3, seed=0):
     return float(jnp.mean(gap)), float(jnp.std(gap) / np.sqrt(20_000))
 
 
+SLOW = pytest.mark.slow
 SMALL = MADE(hidden=(48, 48), components=4, context=(32,))
 
 
