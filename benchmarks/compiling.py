@@ -123,7 +123,7 @@ def section(name: str, seconds: float, ours_seconds: float, number: int) -> tupl
 def main() -> None:
     """All three models."""
     full = report.full(__doc__)
-    seconds, ours, number = (600.0, 240.0, 200_000) if full else (200.0, 60.0, 30_000)
+    seconds, ours, number = (600.0, 240.0, 200_000) if full else (240.0, 60.0, 30_000)
     print(f"The recipe and sbi have {seconds:.0f} s or stop when their loss no longer falls; ours")
     print(f"has {ours:.0f} s. No ratio can pass {seconds:.0f} s over the time of our first loss.")
     print("Raw inputs may keep a recipe from learning anything: then it ends early, at a loss that")

@@ -337,3 +337,13 @@ def test_the_guide_narrows_what_is_hard_to_learn():
     posterior = compiled.infer(zoo.key(1), {"y": values["y"]}, 1000, method="importance")
     assert posterior.ess > 500
     assert abs(posterior.mean("mu") - values["y"].mean()) < 4 * 0.01 / np.sqrt(posterior.ess)
+
+
+def test_innovations_are_shown_as_waves_of_every_length():
+    x = np.array([-3000.0, -7.3, 0.0, 0.4, 55.0, 900.0], "f4")
+    sines, cosines = guides._waves(jnp.asarray(x))
+    angles = 2 * np.pi * x.astype(float)[:, None] / [4.0, 8.0, 16.0, 32.0, 64.0]
+    # the angle itself is rounded, in float32, by up to this
+    allowed = 1e-5 + 4 * np.finfo("f4").eps * np.abs(angles)
+    assert np.all(np.abs(sines - np.sin(angles)) < allowed)
+    assert np.all(np.abs(cosines - np.cos(angles)) < allowed)

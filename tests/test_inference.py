@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -23,6 +24,7 @@ from oracles import (
 )
 from retrodict import smc
 from retrodict.inference import PLAN_PARTICLES, Inference, Settings
+from retrodict.resampling import systematic
 from zoo import key
 
 
@@ -157,6 +159,24 @@ def test_planning_runs_the_methods_themselves(method, threshold):
         model.networks, jnp.asarray(threshold), key(3)[None], {n: v[None] for n, v in data.items()}
     )
     assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
+
+
+@group("rates")
+def test_densities_counted_at_once_are_those_counted_by_stage():
+    """Where nothing is resampled: known beforehand, the model is run once, else for each stage."""
+    model = compiled("rates")
+    data = {site: jnp.asarray(value) for site, value in data_of("rates").items()}
+    outcomes = [
+        jax.jit(smc.Engine(model.proposal, 50, systematic, threshold).run)(
+            model.networks, key(4), data
+        )
+        for threshold in (0.0, jnp.asarray(0.0))
+    ]
+    assert len(outcomes[0].ess_by_stage) > 1
+    for once, staged in zip(
+        *(jax.tree.leaves(o._replace(survivors={})) for o in outcomes), strict=True
+    ):
+        np.testing.assert_allclose(once, staged, rtol=1e-4, atol=1e-4)
 
 
 @group("series")

@@ -5,8 +5,8 @@ is a program of its own for every shape, a fortieth of a second each.
 
 XLA's first level of optimisation, without the compiler's dearest passes, takes half the time of
 what is usual, and what it makes is mostly as fast: better for programs that run once, or nearly,
-and for those that draw from a model, which are long and have little to be optimised. Without any,
-compiling is no quicker still, and what comes out is several times slower.
+and for those that draw from a model, which are long and have little to be optimised. Without any
+optimisation, what comes out is several times slower.
 """
 
 from collections.abc import Callable
