@@ -323,7 +323,7 @@ class Inference:
         return Plan(best, measured, num, PLAN_DATASETS, reference)
 
     def _plan_particles(self, networks: Networks) -> int:
-        """Fewer where they are dear, as in a long series: a plan is not to outlast the training."""
+        """Fewer where they are dear, as in a long series, but enough to tell methods apart."""
         lengths = self.graph.scan_lengths
         each = sum(
             self.proposal.working_bytes(networks, stage)
