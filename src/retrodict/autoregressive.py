@@ -8,6 +8,8 @@ matrices are triangular in blocks. The density takes one pass over the whole mat
 takes one as well: once coordinate d-1 is known, only the units labelled d are left to compute
 before coordinate d can be drawn. Where the model says what it expects of each coordinate given
 those before it (see `guides`), the units labelled d see that of coordinate d as well.
+
+A few bits may be drawn at once, as one of all their patterns; then they have one label.
 """
 
 import math
@@ -24,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from retrodict import guides
 from retrodict.coordinates import Block, Latent, blocks, table
 from retrodict.curves import Coordinate
-from retrodict.heads import Bernoulli, Categorical, Count, Head, Mixture
+from retrodict.heads import Bernoulli, Bits, Categorical, Count, Head, Mixture
 from retrodict.xla import floats
 
 
@@ -35,21 +37,13 @@ class Encoding(NamedTuple):
     expected: guides.Expected | None = None
 
 
-# Coordinates are drawn in this many loops: between loops, what is known enters by large products;
-# within one, by small ones. More loops draw faster and compile slower.
-LOOPS = 4
-# A product of no more inputs than this is written out as a sum.
-FEW = 4
-# Loops no longer than this are written out.
-SHORT = 2
-
-
 class Run(NamedTuple):
-    """Consecutive coordinates with one head."""
+    """Consecutive coordinates with one head, drawn step by step."""
 
     start: int
     stop: int
     head: Head
+    first_step: int
     first_feature: int
     first_param: int
 
@@ -59,30 +53,57 @@ class Run(NamedTuple):
         return slice(self.start, self.stop)
 
     @property
-    def number(self) -> int:
-        """How many coordinates."""
-        return self.stop - self.start
+    def steps(self) -> int:
+        """How many steps."""
+        return (self.stop - self.start) // self.head.span
+
+    @property
+    def at_steps(self) -> slice:
+        """Its place among the steps."""
+        return slice(self.first_step, self.first_step + self.steps)
+
+    def part(self, first: int, last: int) -> "Run":
+        """Some of its steps."""
+        return self._replace(
+            start=self.start + first * self.head.span,
+            stop=self.start + last * self.head.span,
+            first_step=self.first_step + first,
+            first_feature=self.first_feature + first * self.head.features,
+            first_param=self.first_param + first * self.head.size,
+        )
+
+    def by_step(self, values: Array) -> Array:
+        """Its part of what there is for each coordinate, along a first axis of steps."""
+        if self.head.span == 1:
+            return values[self.at]
+        return values[self.at].reshape(self.steps, self.head.span, *values.shape[1:])
 
 
 @cache
 def runs(
-    latents: tuple[Latent, ...], components: int, wide: float, floor: float
+    latents: tuple[Latent, ...], components: int, wide: float, floor: float, together: int = 1
 ) -> tuple[Run, ...]:
     """The coordinates in order, those with the same kind of density together.
 
     `wide` and `floor` are shared out over the coordinates, so that a draw of a hundred has no
-    more chance of a stray one than a draw of one.
+    more chance of a stray one than a draw of one. As many bits as `together` are drawn at once.
     """
     number = sum(block.size for block in blocks(latents))
     found: list[Run] = []
-    start = feature = param = 0
+    start = step = feature = param = 0
     for _, group in groupby(blocks(latents), lambda block: block.family):
         members = list(group)
-        head = _head(members, components, wide / number, floor / number)
         size = sum(block.size for block in members)
-        found.append(Run(start, start + size, head, feature, param))
-        start, feature = start + size, feature + size * head.features
-        param += size * head.size
+        heads = [(_head(members, components, wide / number, floor / number), size)]
+        if together > 1 and members[0].family == "bernoulli":
+            rest = size % together
+            cut = [(together, size - rest), (rest, rest)]
+            heads = [(Bits(k, floor * k / number), many) for k, many in cut if many]
+        for head, many in heads:
+            run = Run(start, start + many, head, step, feature, param)
+            found.append(run)
+            start, step = start + many, step + run.steps
+            feature, param = feature + run.steps * head.features, param + run.steps * head.size
     return tuple(found)
 
 
@@ -109,9 +130,10 @@ class Labels(NamedTuple):
 @cache
 def labels(plan: tuple[Run, ...], widths: tuple[int, ...]) -> Labels:
     """Labels in ascending order, with `widths` hidden units for each."""
-    number = plan[-1].stop
-    features = [np.repeat(np.arange(run.start, run.stop), run.head.features) for run in plan]
-    params = [np.repeat(np.arange(run.start, run.stop), run.head.size) for run in plan]
+    number = plan[-1].at_steps.stop
+    steps = [np.arange(run.at_steps.start, run.at_steps.stop) for run in plan]
+    features = [np.repeat(at, run.head.features) for run, at in zip(plan, steps, strict=True)]
+    params = [np.repeat(at, run.head.size) for run, at in zip(plan, steps, strict=True)]
     return Labels(
         np.concatenate(features) + 1,
         tuple(np.repeat(np.arange(number), width) for width in widths),
@@ -159,15 +181,6 @@ def sharing(latents: tuple[Latent, ...]) -> Float[np.ndarray, "coordinates coord
     return shares
 
 
-class Known(NamedTuple):
-    """What a sampler knows when it comes to a coordinate; zero where it does not yet."""
-
-    features: Array  # of the coordinates drawn
-    states: tuple[Array, ...]  # of the hidden units that depend on these alone, by layer
-    taken: Array  # of the total that coordinates of the same latent share
-    left: guides.Left | None  # to expect of the others
-
-
 class Autoregressive(eqx.Module):
     """Weights between coordinates, hidden units and parameters."""
 
@@ -177,7 +190,7 @@ class Autoregressive(eqx.Module):
         Float[Array, "previous units"], ...
     ]  # the first from features, the last to params
     direct: Float[Array, "features params"] | None
-    guided: tuple[Float[Array, "coordinates inputs width"], ...]  # by layer, then by run to params
+    guided: tuple[Float[Array, "steps inputs width"], ...]  # by layer, then by run to params
 
     def __init__(
         self,
@@ -187,16 +200,16 @@ class Autoregressive(eqx.Module):
         guide_size: int = 0,
     ) -> None:
         self.plan = plan
-        self.widths = tuple(math.ceil(width / plan[-1].stop) for width in hidden)
+        number = plan[-1].at_steps.stop
+        self.widths = tuple(math.ceil(width / number) for width in hidden)
         unit = self.labels
         inputs, outputs = (unit.features, *unit.hidden), (*unit.hidden, unit.params)
         *layers, last = (initial(rng, into, out) for into, out in zip(inputs, outputs, strict=True))
         # training starts from the heads' own spread, whatever the input
         self.layers = (*map(floats, layers), floats(0.1 * last))
         self.direct = floats(0.1 * initial(rng, unit.features, unit.params)) if hidden else None
-        number = plan[-1].stop
         shapes = [(number, guide_size, width) for width in self.widths]
-        shapes += [(run.number, guide_size, run.head.size) for run in plan]
+        shapes += [(run.steps, guide_size, run.head.size) for run in plan]
         scales = [1.0] * len(self.widths) + [0.1] * len(plan)
         self.guided = tuple(
             floats(scale * rng.standard_normal(shape) / np.sqrt(guide_size))
@@ -211,8 +224,8 @@ class Autoregressive(eqx.Module):
 
     def params(
         self, encoding: Encoding, row: Float[Array, " coordinates"], c: Coordinate[Array]
-    ) -> tuple[Float[Array, "run params"], ...]:
-        """Parameters of all coordinates at once: for each run, a row for each coordinate.
+    ) -> tuple[Float[Array, "steps params"], ...]:
+        """Parameters of all coordinates at once: for each run, a row for each step.
 
         Where the model expects something of them, the constants must hold their anchors.
         """
@@ -220,7 +233,7 @@ class Autoregressive(eqx.Module):
         added = self._added(encoding, row, c)
         features = jnp.concatenate(
             [
-                jax.vmap(run.head.feature)(row[run.at], rows_of(c, run.at)).reshape(-1)
+                jax.vmap(run.head.feature)(run.by_step(row), _by_step(run, c)).reshape(-1)
                 for run in self.plan
             ]
         )
@@ -231,9 +244,9 @@ class Autoregressive(eqx.Module):
         out = added[-1] + product(state, self.layers[-1], seen, unit.params)
         if self.direct is not None:
             out = out + product(features, self.direct, unit.features, unit.params)
-        ends = np.cumsum([run.number * run.head.size for run in self.plan])[:-1]
+        ends = np.cumsum([run.steps * run.head.size for run in self.plan])[:-1]
         return tuple(
-            part.reshape(run.number, run.head.size)
+            part.reshape(run.steps, run.head.size)
             for run, part in zip(self.plan, jnp.split(out, ends), strict=True)
         )
 
@@ -242,10 +255,10 @@ class Autoregressive(eqx.Module):
     ) -> Float[Array, ""]:
         """log q of a row of coordinates."""
         if encoding.expected is not None:
-            c = guides.anchors(guides.look_at_all(encoding.expected, row), c)
+            c = guides.anchor(guides.look_at_all(encoding.expected, row), c)
         params = self.params(encoding, row, c)
         densities = [
-            jnp.sum(jax.vmap(run.head.log_prob)(rows, row[run.at], rows_of(c, run.at)))
+            jnp.sum(jax.vmap(run.head.log_prob)(rows, run.by_step(row), _by_step(run, c)))
             for run, rows in zip(self.plan, params, strict=True)
         ]
         return jnp.sum(jnp.stack(densities))
@@ -255,182 +268,35 @@ class Autoregressive(eqx.Module):
     ) -> list[Float[Array, " units"]]:
         """What the context, and the model's own expectation of each coordinate, add to units."""
         added = list(encoding.layers)
-        if encoding.expected is None:
+        expected = encoding.expected
+        if expected is None:
             return added
-        seen = guides.inputs_of_all(guides.look_at_all(encoding.expected, row), c)
+        seen, logits = [], []
+        for run in self.plan:
+            if run.head.span > 1:
+                bits = guides.look_at_all_bits(expected, row, run.at, run.head.span)
+                seen.append(bits.inputs)
+                logits.append(bits.logits.T)
+            else:
+                seen.append(guides.inputs(guides.look_at_all(expected, row), c)[:, run.at])
+                logits.append(jnp.zeros((run.steps, run.head.size)))
         layers = len(self.widths)
+        whole = jnp.concatenate(seen, 1)
         for layer, weight in enumerate(self.guided[:layers]):
-            added[layer] += jnp.einsum("ni,niw->nw", seen, weight).reshape(-1)
+            added[layer] += jnp.einsum("in,niw->nw", whole, weight).reshape(-1)
         out = [
-            jnp.einsum("ni,nip->np", seen[run.at], weight).reshape(-1)
-            for run, weight in zip(self.plan, self.guided[layers:], strict=True)
+            (own + jnp.einsum("in,nip->np", part, weight)).reshape(-1)
+            for own, part, weight in zip(logits, seen, self.guided[layers:], strict=True)
         ]
         added[-1] += jnp.concatenate(out)
         return added
-
-    def draw(
-        self, encoding: Encoding, noise: Float[Array, "coordinates numbers"], c: Coordinate[Array]
-    ) -> tuple[Float[Array, " coordinates"], Float[Array, ""]]:
-        """A row of coordinates and its log q, each unit computed once."""
-        length = max(4, math.ceil(self.plan[-1].stop / LOOPS))
-        expected = encoding.expected
-        known = Known(
-            jnp.zeros(0),
-            tuple(jnp.zeros(0) for _ in self.widths),
-            jnp.zeros(()),
-            None if expected is None else guides.start(expected),
-        )
-        tails = None if expected is None else expected.tails
-        rows, densities = [], []
-        for number, run in enumerate(self.plan):
-            for start in range(run.start, run.stop, length):
-                part = run._replace(
-                    start=start,
-                    stop=min(start + length, run.stop),
-                    first_feature=run.first_feature + (start - run.start) * run.head.features,
-                    first_param=run.first_param + (start - run.start) * run.head.size,
-                )
-                guide = None
-                if expected is not None and tails is not None:
-                    layers = [weight[start : part.stop] for weight in self.guided]
-                    out = self.guided[len(self.widths) + number]
-                    first = start - run.start
-                    to_params = out[first : first + part.number]
-                    guide = _Guide(expected, tails, [*layers[: len(self.widths)], to_params])
-                known, drawn, log_q = self._loop(part, known, encoding, noise, c, guide)
-                rows.append(drawn)
-                densities.append(log_q)
-        return jnp.concatenate(rows), jnp.sum(jnp.concatenate(densities))
-
-    def _loop(
-        self,
-        run: Run,
-        known: Known,
-        encoding: Encoding,
-        noise: Array,
-        c: Coordinate[Array],
-        guide: "_Guide | None",
-    ) -> tuple[Known, Array, Array]:
-        """Draw the coordinates of a run, given what is known of those before."""
-        number, head = run.number, run.head
-        units = [_Units(run.start * width, width, number) for width in self.widths]
-        drawn = _Units(run.first_feature, head.features, number)
-        params = _Units(run.first_param, head.size, number)
-        inputs, outputs = (drawn, *units), (*units, params)
-
-        # What is known adds to all units of this loop at once, in one product for each layer.
-        before = (known.features, *known.states)
-        biases = [
-            (bias[to.all] + state @ weight[: state.size, to.all]).reshape(number, to.width)
-            for bias, state, weight, to in zip(
-                encoding.layers, before, self.layers, outputs, strict=True
-            )
-        ]
-        weights = list(map(_within, self.layers, inputs, outputs))
-        if self.direct is not None:
-            skipped = known.features @ self.direct[: drawn.first, params.all]
-            biases[-1] += skipped.reshape(number, head.size)
-            weights.append(_within(self.direct, drawn, params))
-
-        def step(known: Known, xs: _StepInput) -> tuple[Known, tuple[Array, Array]]:
-            state, own, states = known.features, jnp.zeros(()), []
-            taken = jnp.where(xs.c.continues, known.taken, 0)
-            c = xs.c._replace(upper=xs.c.upper - taken)
-            added, left, view = list(xs.biases), known.left, None
-            place = run.start + xs.place
-            if guide is not None and left is not None and xs.guided is not None:
-                view = guides.look(guide.expected, guide.tails, left, place)
-                c = guides.anchor(view, c)
-                seen = guides.inputs(view, c)
-                # one product, not one for each layer: they are small, and there are many
-                ends = np.cumsum([a.size for a in added])[:-1]
-                parts = jnp.split(_few(seen, xs.guided), ends)
-                added = [a + part for a, part in zip(added, parts, strict=True)]
-            for layer, width in enumerate(self.widths):
-                new = jax.nn.silu(added[layer] + state @ xs.weights[layer])
-                own = own + new if self._residual(layer) else new
-                state = jax.lax.dynamic_update_slice(known.states[layer], own, (xs.place * width,))
-                states.append(state)
-            params = added[-1] + state @ xs.weights[len(self.widths)]
-            if self.direct is not None:
-                params = params + known.features @ xs.weights[-1]
-            value = head.draw(params, xs.noise, c)
-            features = jax.lax.dynamic_update_slice(
-                known.features, head.feature(value, c), (xs.place * head.features,)
-            )
-            log_q = head.log_prob(params, value, c)
-            if guide is not None and left is not None and view is not None:
-                left = guides.learn(guide.expected, left, view, place, value)
-            return Known(features, tuple(states), taken + value, left), (value, log_q)
-
-        fresh = Known(
-            jnp.zeros(number * head.features),
-            tuple(jnp.zeros(number * width) for width in self.widths),
-            known.taken,
-            known.left,
-        )
-        each = _StepInput(
-            jnp.arange(number),
-            weights,
-            biases,
-            rows_of(c, run.at),
-            noise[run.at],
-            None if guide is None else jnp.concatenate(guide.weights, -1),
-        )
-        new, (values, log_q) = jax.lax.scan(step, fresh, each, unroll=number <= SHORT)
-        joined = Known(
-            jnp.append(known.features, new.features),
-            tuple(map(jnp.append, known.states, new.states)),
-            new.taken,
-            new.left,
-        )
-        return joined, values, log_q
 
     def _residual(self, layer: int) -> bool:
         return layer > 0 and self.widths[layer] == self.widths[layer - 1]
 
 
-class _Units(NamedTuple):
-    """Units of consecutive labels, `width` for each."""
-
-    first: int
-    width: int
-    number: int
-
-    @property
-    def all(self) -> slice:
-        return slice(self.first, self.first + self.width * self.number)
-
-
-class _StepInput(NamedTuple):
-    place: Array
-    weights: list[Array]
-    biases: list[Array]
-    c: Coordinate[Array]
-    noise: Array
-    guided: Array | None
-
-
-class _Guide(NamedTuple):
-    """What the model expects, and the weights by which a loop's coordinates see it."""
-
-    expected: guides.Expected
-    tails: Array
-    weights: list[Array]
-
-
-def _few(state: Array, weight: Array) -> Array:
-    """The product of very few inputs, written out so that it is fused with what follows."""
-    if state.size > FEW:
-        return state @ weight
-    parts: list[Array] = [value * row for value, row in zip(state, weight, strict=True)]
-    return sum(parts, jnp.zeros(()))
-
-
-def _within(weight: Array, inputs: _Units, outputs: _Units) -> Array:
-    """Weights between the units of one loop, by the label they lead to."""
-    square = weight[inputs.all, outputs.all]
-    return square.reshape(-1, outputs.number, outputs.width).swapaxes(0, 1)
+def _by_step(run: Run, c: Coordinate[Array]) -> Coordinate[Array]:
+    return Coordinate(*map(run.by_step, c))
 
 
 def rows_of(c: Coordinate[Array], at: slice) -> Coordinate[Array]:

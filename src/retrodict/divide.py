@@ -221,11 +221,11 @@ class Divider:
         data: Values,
         values: Values,
     ) -> tuple[dict[str, Array], Float[Array, "*plates particles"]]:
-        def one(key: PRNGKeyArray, latents: Values) -> Any:
-            return self.proposal.draw_copies(networks, key, factor, {**data, **latents})
+        def one(noise: Array, latents: Values) -> Any:
+            return self.proposal.draw_copies(networks, noise, factor, {**data, **latents})
 
-        keys = jax.random.split(rng_key, self.num_particles)
-        drawn, log_q = jax.vmap(one)(keys, dict(values))
+        noise = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
+        drawn, log_q = jax.vmap(one)(noise, dict(values))
         return drawn, jnp.moveaxis(log_q, 0, -1)
 
     def _densities(

@@ -72,9 +72,25 @@ class Linear(eqx.Module):
         self.weight = floats(scale * rng.standard_normal((size, width)))
         self.bias = floats(np.zeros(width))
 
-    def __call__(self, x: Float[Array, " size"]) -> Float[Array, " width"]:
+    def __call__(self, x: Float[Array, "size *rows"]) -> Float[Array, "width *rows"]:
         """Apply the map."""
-        return x @ self.weight + self.bias
+        return linear(self.weight, self.bias, x)
+
+
+def linear(
+    weight: Float[Array, "size width"],
+    bias: Float[Array, " width"],
+    x: Float[Array, "size *rows"],
+) -> Float[Array, "width *rows"]:
+    """Wx + b, of one vector, or of as many as there are columns."""
+    return product(weight, x) + (bias if x.ndim == 1 else bias[:, None])
+
+
+def product(
+    weight: Float[Array, "size width"], x: Float[Array, "size *rows"]
+) -> Float[Array, "width *rows"]:
+    """Wx, of one vector, or of as many as there are columns."""
+    return x @ weight if x.ndim == 1 else weight.T @ x
 
 
 class MLP(eqx.Module):
@@ -85,7 +101,7 @@ class MLP(eqx.Module):
     def __init__(self, rng: np.random.Generator, size: int, widths: tuple[int, ...]) -> None:
         self.layers = tuple(Linear(rng, a, b) for a, b in pairwise((size, *widths)))
 
-    def __call__(self, x: Float[Array, " size"]) -> Float[Array, " width"]:
+    def __call__(self, x: Float[Array, "size *rows"]) -> Float[Array, "width *rows"]:
         """Apply the layers in turn."""
         for layer in self.layers:
             x = jax.nn.silu(layer(x))

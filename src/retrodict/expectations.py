@@ -33,12 +33,15 @@ class Facts(NamedTuple):
         order: the coordinates by how much they move the observations, those of one kind together.
         children: the sites that say something of them.
         centre, variance: of the coordinates whose distribution has none, from simulation; NaN else.
+        slope: how the children's means move with bits, observation by observation, if that is the
+            same whatever the values; empty else.
     """
 
     order: tuple[int, ...]
     children: tuple[str, ...]
     centre: tuple[float, ...]
     variance: tuple[float, ...]
+    slope: tuple[float, ...] = ()
 
 
 class Child(NamedTuple):
@@ -229,6 +232,11 @@ class Guide:
         self, pieces: Callable[[Array], _Pieces], x: Array
     ) -> tuple["_Slopes", _Pieces]:
         """Of means and log densities, and their values."""
+        if self.channels and self.facts.slope:
+            number, at = x.shape[-1], pieces(x)
+            known = jnp.asarray(self.facts.slope).reshape(self.observations, number)
+            blank = jnp.zeros((*self.copies, 1, number))
+            return _Slopes(blank, jnp.broadcast_to(known, (*self.copies, *known.shape)), blank), at
 
         def outputs(x: Array) -> tuple[_Slopes, _Pieces]:
             found = pieces(x)

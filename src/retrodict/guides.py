@@ -12,20 +12,30 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from retrodict.curves import Coordinate, match_gaussian
-from retrodict.heads import compress
+from retrodict.heads import along_first, compress, patterns
+from retrodict.rows import side_by_side
+
+Place = Int[Array, ""] | int  # of a coordinate, in the order drawn
 
 # Wavelengths, in standard deviations of an observation's noise, at which innovations are shown:
 # which of many discrete causes explain one is a question of its fine structure.
 LONGEST, WAVES = 64.0, 5  # each is half of the one before
 # Innovations are shown one by one where there are no more than this many.
 MOST_CHANNELS = 4
+# Inputs beside innovations.
+OWN = 5
+# So many bits are drawn at once.
+BITS = OWN
+LEAST_LOGIT = -15.0
 
 
 class Expected(NamedTuple):
     """Latents x ~ N(centre, root rootᵀ) given all that is known, coordinates in the order drawn.
+
+    All arrays may have a last axis of rows, see `rows`.
 
     Where there are channels, the picture is that of independent latents and of these channels, and
     is worked out as coordinates are drawn: `root` and `white` are empty.
@@ -39,22 +49,22 @@ class Expected(NamedTuple):
         noise: the observations' own variance.
     """
 
-    centre: Float[Array, " coordinates"]
-    root: Float[Array, "coordinates coordinates"]
-    white: Float[Array, "coordinates coordinates"]
-    prior: Float[Array, " coordinates"]
-    variance: Float[Array, " coordinates"]
-    residual: Float[Array, " channels"]
-    slope: Float[Array, "channels coordinates"]
-    noise: Float[Array, " channels"]
+    centre: Float[Array, "coordinates *rows"]
+    root: Float[Array, "coordinates coordinates *rows"]
+    white: Float[Array, "coordinates coordinates *rows"]
+    prior: Float[Array, "coordinates *rows"]
+    variance: Float[Array, "coordinates *rows"]
+    residual: Float[Array, "channels *rows"]
+    slope: Float[Array, "channels coordinates *rows"]
+    noise: Float[Array, "channels *rows"]
 
     @property
-    def tails(self) -> Float[Array, "coordinates channels"]:
+    def tails(self) -> Float[Array, "coordinates channels *rows"]:
         """Variance of the observations given the coordinates before each."""
-        moved = self.slope**2 * self.variance
+        moved = jnp.swapaxes(self.slope**2 * self.variance, 0, 1)
         # few numbers are added up quicker by a product than by a scan
-        later = np.tril(np.ones((moved.shape[1],) * 2, moved.dtype))
-        return (self.noise[:, None] + moved @ later).T
+        later = np.triu(np.ones((moved.shape[0],) * 2, moved.dtype))
+        return self.noise + jnp.tensordot(later, moved, 1)
 
 
 class Left(NamedTuple):
@@ -65,20 +75,20 @@ class Left(NamedTuple):
         residual: observations minus their means.
     """
 
-    noise: Float[Array, " coordinates"]
-    residual: Float[Array, " channels"]
+    noise: Float[Array, "coordinates *rows"]
+    residual: Float[Array, "channels *rows"]
 
 
 class View(NamedTuple):
-    """What is seen of one coordinate, or of all along a leading axis, given those before it."""
+    """What is seen of a coordinate given those before it."""
 
-    mean: Float[Array, "*coordinates"]
-    scale: Float[Array, "*coordinates"]
-    prior: Float[Array, "*coordinates"]
-    variance: Float[Array, "*coordinates"]
-    residual: Float[Array, "*coordinates channels"]
-    tail: Float[Array, "*coordinates channels"]
-    noise: Float[Array, " channels"]
+    mean: Float[Array, "*rows"]
+    scale: Float[Array, "*rows"]
+    prior: Float[Array, "*rows"]
+    variance: Float[Array, "*rows"]
+    residual: Float[Array, "channels *rows"]
+    tail: Float[Array, "channels *rows"]
+    noise: Float[Array, "channels *rows"]
 
 
 def start(expected: Expected) -> Left:
@@ -86,38 +96,41 @@ def start(expected: Expected) -> Left:
     return Left(jnp.zeros_like(expected.centre), expected.residual)
 
 
-def look(expected: Expected, tails: Array, left: Left, place: Array) -> View:
+def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
     """One coordinate, given those before it."""
     prior, variance = expected.prior[place], expected.variance[place]
-    if expected.residual.size:
+    if expected.residual.shape[0]:
         slope = expected.slope[:, place]
         mean, scale = _from_channels(prior, variance, left.residual, slope, tails[place])
     else:
         row = expected.root[place]
-        mean, scale = expected.centre[place] + row @ left.noise, row[place]
+        mean, scale = expected.centre[place] + jnp.sum(row * left.noise, 0), row[place]
     return View(mean, scale, prior, variance, left.residual, tails[place], expected.noise)
 
 
-def learn(expected: Expected, left: Left, view: View, place: Array, value: Array) -> Left:
+def learn(expected: Expected, left: Left, view: View, place: Place, value: Array) -> Left:
     """What is left once a coordinate's value is known."""
-    if expected.residual.size:
+    if expected.residual.shape[0]:
         moved = expected.slope[:, place] * (value - expected.prior[place])
         return left._replace(residual=left.residual - moved)
     return left._replace(noise=left.noise.at[place].set((value - view.mean) / view.scale))
 
 
 def look_at_all(expected: Expected, row: Float[Array, " coordinates"]) -> View:
-    """All coordinates, each given those before it."""
-    prior, variance, tails = expected.prior, expected.variance, expected.tails
-    moved = expected.slope * (row - prior)
-    residual = (expected.residual[:, None] - jnp.cumsum(moved, 1) + moved).T
-    if expected.residual.size:
-        mean, scale = jax.vmap(_from_channels)(prior, variance, residual, expected.slope.T, tails)
+    """All coordinates, each given those before it: they are the rows of the view."""
+    prior, variance = expected.prior, expected.variance
+    channels, number = expected.slope.shape
+    residual, tails = jnp.zeros((0, number)), jnp.zeros((0, number))
+    if channels:
+        moved = expected.slope * (row - prior)
+        before = np.triu(np.ones((number, number), moved.dtype), 1)
+        residual, tails = expected.residual[:, None] - moved @ before, expected.tails.T
+        mean, scale = _from_channels(prior, variance, residual, expected.slope, tails)
     else:
         noise = expected.white @ (row - expected.centre)
         scale = jnp.diagonal(expected.root)
         mean = expected.centre + expected.root @ noise - scale * noise
-    return View(mean, scale, prior, variance, residual, tails, expected.noise)
+    return View(mean, scale, prior, variance, residual, tails, expected.noise[:, None])
 
 
 def _from_channels(
@@ -125,40 +138,43 @@ def _from_channels(
 ) -> tuple[Array, Array]:
     """Mean and scale of a coordinate given each channel by itself; exact where there is one."""
     rest = jnp.maximum(tail - slope**2 * variance, 1e-6 * tail)
-    precision = 1 / jnp.maximum(variance, 1e-12) + jnp.sum(slope**2 / rest)
-    return prior + jnp.sum(slope * residual / rest) / precision, 1 / jnp.sqrt(precision)
+    precision = 1 / jnp.maximum(variance, 1e-12) + jnp.sum(slope**2 / rest, 0)
+    return prior + jnp.sum(slope * residual / rest, 0) / precision, 1 / jnp.sqrt(precision)
 
 
 def anchor(view: View, c: Coordinate[Array]) -> Coordinate[Array]:
-    """The coordinate's constants, with the place and scale expected of it."""
+    """The constants of the coordinates in view, with the place and scale expected of them."""
     mean, scale = match_gaussian(view.mean, view.scale, c)
     shift = jnp.clip((mean - c.centre) / c.scale, -1e6, 1e6)
     return c._replace(shift=shift, stretch=jnp.clip(scale / c.scale, 1e-5, 10.0))
 
 
 def size(channels: int) -> int:
-    """How many inputs a coordinate has."""
-    return 4 + channels * (2 + 2 * WAVES)
+    """How many inputs a coordinate has, or a few bits."""
+    return OWN + channels * (2 + 2 * WAVES)
 
 
-def inputs(view: View, c: Coordinate[Array]) -> Float[Array, " inputs"]:
-    """What the network sees of one coordinate, whose constants hold its anchor."""
+def inputs(view: View, c: Coordinate[Array]) -> Float[Array, "inputs *rows"]:
+    """What the network sees of a coordinate, whose constants hold its anchor."""
     ratio, prior = _log_odds(view)
     own = [compress(c.shift), 0.3 * jnp.log(c.stretch), jnp.tanh(ratio / 8) * 2, prior / 4]
-    sd = jnp.sqrt(view.noise)
-    sines, cosines = _waves(view.residual / sd)
-    shown = [
-        compress(view.residual / jnp.sqrt(view.tail)),
-        jnp.arcsinh(view.residual / sd) / 2,
-        sines.reshape(-1),
-        cosines.reshape(-1),
-    ]
-    return jnp.concatenate([jnp.stack(own), *shown])
+    own += [jnp.zeros_like(ratio)] * (OWN - len(own))
+    return _stacked([*own, *_innovations(view.residual, view.tail, view.noise)])
 
 
-def _waves(
-    x: Float[Array, " channels"],
-) -> tuple[Float[Array, "channels waves"], Float[Array, "channels waves"]]:
+def _innovations(residual: Array, tail: Array, noise: Array) -> list[Float[Array, "*rows"]]:
+    """How far observations are from what is expected, on several scales."""
+    sd = jnp.sqrt(noise)
+    shown = [compress(residual / jnp.sqrt(tail)), jnp.arcsinh(residual / sd) / 2]
+    shown += [wave for waves in _waves(residual / sd) for wave in waves]
+    return [channel for by_channel in shown for channel in by_channel]
+
+
+def _stacked(parts: list[Array]) -> Array:
+    return side_by_side([part[None] for part in parts])
+
+
+def _waves(x: Array) -> tuple[list[Array], list[Array]]:
     """Sines and cosines, shortest first; those of twice an angle follow from the angle's."""
     angle = 2 * np.pi / LONGEST * x
     sines, cosines = [jnp.sin(angle)], [jnp.cos(angle)]
@@ -166,37 +182,92 @@ def _waves(
         sine, cosine = sines[0], cosines[0]
         sines.insert(0, 2 * sine * cosine)
         cosines.insert(0, 1 - 2 * sine**2)
-    return jnp.stack(sines, -1), jnp.stack(cosines, -1)
+    return sines, cosines
+
+
+class BitsView(NamedTuple):
+    """What is seen of a few bits given the coordinates before them.
+
+    Attributes:
+        logits: of all patterns of the bits, as the picture has it.
+        inputs: what the network sees.
+    """
+
+    logits: Float[Array, "patterns *rows"]
+    inputs: Float[Array, "inputs *rows"]
+
+
+def look_at_bits(expected: Expected, tails: Array, left: Left, place: Place, span: int) -> BitsView:
+    """A few bits at once from some place on, where there are channels."""
+    slope = jax.lax.dynamic_slice_in_dim(expected.slope, place, span, 1)
+    prior, variance = _few(expected.prior, place, span), _few(expected.variance, place, span)
+    return _look_at_bits(left.residual, slope, prior, variance, tails[place], expected.noise)
+
+
+def learn_bits(expected: Expected, left: Left, place: Place, values: Array) -> Left:
+    """What is left once a few bits from some place on are known."""
+    slope = jax.lax.dynamic_slice_in_dim(expected.slope, place, values.shape[0], 1)
+    moved = slope * (values - _few(expected.prior, place, values.shape[0]))
+    return left._replace(residual=left.residual - jnp.sum(moved, 1))
+
+
+def _few(values: Array, place: Place, span: int) -> Array:
+    found: Array = jax.lax.dynamic_slice_in_dim(values, place, span)
+    return found
+
+
+def look_at_all_bits(
+    expected: Expected, row: Float[Array, " coordinates"], at: slice, span: int
+) -> BitsView:
+    """Bits, `span` at a time, each time given all coordinates before: times are the rows."""
+    view = look_at_all(expected, row)
+
+    def by_span(leaf: Array) -> Array:
+        cut = leaf[..., at]
+        return jnp.moveaxis(cut.reshape(*cut.shape[:-1], -1, span), -1, -2)
+
+    residual, tail = (by_span(leaf)[:, 0] for leaf in (view.residual, view.tail))
+    slope, prior, variance = map(by_span, (expected.slope, expected.prior, expected.variance))
+    return _look_at_bits(residual, slope, prior, variance, tail, view.noise)
+
+
+def _look_at_bits(
+    residual: Array, slope: Array, prior: Array, variance: Array, tail: Array, noise: Array
+) -> BitsView:
+    span, channels = prior.shape[0], residual.shape[0]
+    shown = jnp.clip(prior, 1e-4, 1 - 1e-4)
+    log_odds = jnp.log(shown) - jnp.log1p(-shown)
+    rest = jnp.maximum(tail - jnp.sum(slope**2 * variance, 1), 1e-6 * tail)
+    unset = residual + jnp.sum(slope * prior, 1)  # what is left if no bit is set
+    on = [along_first(column, unset) for column in patterns(span).T]
+
+    def of_patterns(each: Array) -> Array:
+        """The sum over those bits that are set."""
+        terms = [each[i] * bit for i, bit in enumerate(on)]
+        return sum(terms[1:], terms[0])
+
+    logits = of_patterns(log_odds)
+    for channel in range(channels):
+        gap = unset[channel] - of_patterns(slope[channel])
+        logits = logits - gap**2 / (2 * rest[channel])
+    # the picture may rule out what is so; the network must be able to put it right
+    logits = jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
+    own = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]
+    own += [jnp.zeros_like(own[0])] * (OWN - span)
+    return BitsView(logits, _stacked([*own, *_innovations(residual, tail, noise)]))
 
 
 def overview(expected: Expected, c: Coordinate[Array]) -> Float[Array, " features"]:
-    """What the network sees of all coordinates before any is drawn."""
+    """What the network sees of all coordinates before any is drawn, where there are no channels."""
     view = look_at_all(expected, expected.centre)
-    if not expected.residual.size:
-        marginal = jnp.sqrt(jnp.sum(expected.root**2, 1))
-        view = view._replace(mean=expected.centre, scale=marginal)
-    c = jax.vmap(anchor)(_per_coordinate(view), c)
+    marginal = jnp.sqrt(jnp.sum(expected.root**2, 1))
+    c = anchor(view._replace(mean=expected.centre, scale=marginal), c)
     return jnp.concatenate([compress(c.shift), 0.3 * jnp.log(c.stretch)])
 
 
 def overview_size(coordinates: int) -> int:
     """How many features an overview has."""
     return 2 * coordinates
-
-
-def inputs_of_all(view: View, c: Coordinate[Array]) -> Float[Array, "coordinates inputs"]:
-    """What the network sees of each coordinate."""
-    return jax.vmap(inputs)(_per_coordinate(view), c)
-
-
-def anchors(view: View, c: Coordinate[Array]) -> Coordinate[Array]:
-    """All coordinates' constants, with the place and scale expected of each."""
-    return jax.vmap(anchor)(_per_coordinate(view), c)
-
-
-def _per_coordinate(view: View) -> View:
-    number = view.mean.shape[0]
-    return view._replace(noise=jnp.broadcast_to(view.noise, (number, *view.noise.shape)))
 
 
 def _log_odds(view: View) -> tuple[Array, Array]:

@@ -193,10 +193,11 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     guide = replace(
         guide, children=children, facts=Facts(guide.facts.order, names, centre, variance)
     )
-    told = _information(guide, references)
+    told, slope = _information(guide, references)
     if not np.any(told > 1e-3):
         return None
-    return replace(guide, facts=guide.facts._replace(order=_order(guide.latents, told)))
+    order = _order(guide.latents, told)
+    return replace(guide, facts=guide.facts._replace(order=order, slope=slope))
 
 
 def _size(guide: Guide) -> int:
@@ -241,27 +242,38 @@ def _fallbacks(
     )
 
 
-def _information(guide: Guide, draws: Mapping[str, Array]) -> np.ndarray:
-    """How much more is known of each coordinate than before, in units of the prior's precision."""
+def _information(guide: Guide, draws: Mapping[str, Array]) -> tuple[np.ndarray, tuple[float, ...]]:
+    """What a guide tells, on draws from the prior.
+
+    Returns:
+        how much more is known of each coordinate than before, in units of the prior's precision;
+        and the slopes of channels, if they are the same in all draws and copies.
+    """
     copies = ((guide.graph.scan_lengths[guide.scan],) if guide.scan is not None else ()) + (
         guide.copies
     )
 
-    def told(values: Any) -> Array:
-        # The last of the copies: in time, the first may start from a constant.
-        found = guide.at(values, tuple(jnp.array(size - 1) for size in copies))
+    def told(values: Any, number: Array) -> tuple[Array, Array]:
+        # Another copy for every draw, the last first: in time, the first may start from a constant.
+        index = jnp.unravel_index(-1 - number % int(np.prod(copies, dtype=int)), copies)
+        found = guide.at(values, index if copies else ())
         if guide.channels:
             gain = jnp.sum(found.slope**2 / found.noise[:, None], 0)
         else:
             gain = jnp.sum(found.white**2, 0) - 1 / found.variance
         # Facts have the latents' own order until this tells another.
-        return gain * found.variance
+        return gain * found.variance, found.slope
 
-    gains = np.asarray(run_once(jax.vmap(told), draws), float)
+    number = jax.tree.leaves(draws)[0].shape[0]
+    gains, slopes = run_once(jax.vmap(told), draws, jnp.arange(number))
+    gains, slopes = np.asarray(gains, float), np.asarray(slopes, float)
     with np.errstate(invalid="ignore"):
         gains = np.where(np.isfinite(gains), gains, np.nan)
     seen = ~np.all(np.isnan(gains), 0)
-    return np.where(seen, np.nanmedian(np.where(seen, gains, 0.0), 0), 0.0)
+    gain = np.where(seen, np.nanmedian(np.where(seen, gains, 0.0), 0), 0.0)
+    if not guide.channels or np.ptp(slopes, 0).max() > 1e-4 * np.abs(slopes).max():
+        return gain, ()
+    return gain, tuple(map(float, np.median(slopes, 0).ravel()))
 
 
 def _order(latents: tuple[Latent, ...], told: np.ndarray) -> tuple[int, ...]:

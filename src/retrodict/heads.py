@@ -1,21 +1,24 @@
 """Parameters from the network in; a coordinate's log density, or a draw of it, out (sec. 3.3).
 
-A head is the last stage of the network for one coordinate: it takes a row of `size` numbers and
-reads a density from them. Draws are made from uniform numbers, so that a sampler can draw all its
-noise beforehand. Every head keeps a share of its mass where training cannot remove it, which
-bounds the importance weights where the network has seen no data.
+A head is the last stage of the network for one coordinate: it takes `size` numbers along the first
+axis and reads a density from them; axes behind it are rows, all alike. Draws are made from uniform
+numbers, so that a sampler can draw all its noise beforehand. Every head keeps a share of its mass
+where training cannot remove it, which bounds the importance weights where the network has seen no
+data.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp, ndtri
+from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
 from retrodict.curves import Coordinate, constrain, unconstrain
+from retrodict.rows import total
 
 # Scales of mixture components, in prior scales: a posterior is seldom 10⁴ times narrower than its
 # prior, and a density that may grow without limit ends in a spike on one training point.
@@ -29,7 +32,11 @@ def compress(u: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 class Head(Protocol):
-    """One coordinate's density, read from `size` parameters."""
+    """The density of a coordinate, or of a few at once, read from `size` parameters."""
+
+    @property
+    def span(self) -> int:
+        """How many coordinates; if more than one, values have an axis of them."""
 
     @property
     def size(self) -> int:
@@ -59,12 +66,33 @@ class Head(Protocol):
         """The value as later coordinates see it."""
 
 
+def along_first(values: np.ndarray, like: Array) -> np.ndarray:
+    """Constants along the first axis, beside an array that has rows."""
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _places(like: Array) -> np.ndarray:
+    return along_first(np.arange(like.shape[0]), like)
+
+
 def _pick(weights: Array, uniform: Array) -> Array:
-    """One-hot choice by inverse transform."""
+    """Choice by inverse transform: true at one place."""
     # few weights are added up quicker by a product than by a scan
     before = np.tril(np.ones((weights.shape[0] - 1, weights.shape[0]), weights.dtype))
-    index = jnp.sum(before @ weights < uniform)
-    return jax.nn.one_hot(index, weights.shape[0], dtype=weights.dtype)
+    index = jnp.sum(jnp.tensordot(before, weights, 1) < uniform, 0)
+    return index == _places(weights)
+
+
+def _chosen(choice: Array, values: Array) -> Array:
+    return total(jnp.where(choice, values, 0))
+
+
+def _log_total(logs: Array) -> Array:
+    """log Σ exp, over the first axis."""
+    most = jax.lax.stop_gradient(jnp.max(logs, 0))
+    most = jnp.where(jnp.isfinite(most), most, 0)
+    found: Array = most + jnp.log(total(jnp.exp(logs - most)))
+    return found
 
 
 def _components(params: Array) -> tuple[Array, Array, Array]:
@@ -78,7 +106,7 @@ def _components(params: Array) -> tuple[Array, Array, Array]:
     # others. Slopes in units of σ leave values, and what is optimal, as they are: Seitzer et al.
     # 2022, "On the pitfalls of heteroscedastic uncertainty estimation".
     kept, unit = jax.lax.stop_gradient((means, jnp.exp(jnp.minimum(scales, 0.0))))
-    return jax.nn.log_softmax(logits), kept + unit * (means - kept), scales
+    return logits - _log_total(logits), kept + unit * (means - kept), scales
 
 
 def _component_bias(components: int) -> np.ndarray:
@@ -102,6 +130,7 @@ class Mixture:
     components: int
     wide: float
     curves: tuple[int, ...]
+    span: int = 1
     features: int = 1
     uniforms: int = 2
 
@@ -114,7 +143,7 @@ class Mixture:
 
     def _anchored(self, params: Array, c: Coordinate[Array]) -> tuple[Array, Array, Array]:
         log_weights, means, log_scales = _components(params)
-        held = np.arange(self.components) % 2 == 0
+        held = _places(means) % 2 == 0
         means = jnp.where(held, c.shift + c.stretch * means, means)
         return log_weights, means, log_scales + jnp.where(held, jnp.log(c.stretch), 0.0)
 
@@ -124,7 +153,8 @@ class Mixture:
         u = jnp.clip((z - c.centre) / c.scale, -1e9, 1e9)
         log_weights, means, log_scales = self._anchored(params, c)
         offsets = (u - means) * jnp.exp(-log_scales)
-        narrow = logsumexp(log_weights - log_scales - 0.5 * offsets**2) - 0.5 * np.log(2 * np.pi)
+        narrow = _log_total(log_weights - log_scales - 0.5 * offsets**2)
+        narrow -= 0.5 * np.log(2 * np.pi)
         cauchy = -jnp.log1p(u**2) - np.log(np.pi)
         log_q = jnp.logaddexp(np.log1p(-self.wide) + narrow, np.log(self.wide) + cauchy)
         return log_q - jnp.log(c.scale) - log_slope
@@ -132,7 +162,7 @@ class Mixture:
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._anchored(params, c)
         chosen = _pick(jnp.exp(log_weights), (noise[0] - self.wide) / (1 - self.wide))
-        mean, log_scale = chosen @ means, chosen @ log_scales
+        mean, log_scale = _chosen(chosen, means), _chosen(chosen, log_scales)
         narrow = mean + jnp.exp(log_scale) * ndtri(noise[1])
         cauchy = jnp.tan(np.pi * (noise[1] - 0.5))
         u = jnp.where(noise[0] < self.wide, cauchy, narrow)
@@ -150,6 +180,7 @@ class Bernoulli:
     """P(1) = (1 - floor) sigmoid(logit) + floor / 2."""
 
     floor: float
+    span: int = 1
     size: int = 1
     features: int = 1
     uniforms: int = 1
@@ -173,12 +204,59 @@ class Bernoulli:
         return 2 * value[None] - 1
 
 
+def patterns(span: int) -> np.ndarray:
+    """All values of a few bits, one a row."""
+    return np.array(list(product((0.0, 1.0), repeat=span)))
+
+
+@dataclass(frozen=True)
+class Bits:
+    """P(x) = (1 - floor) softmax(logits)_x + floor / 2ᵏ, for all patterns x of k bits at once."""
+
+    span: int
+    floor: float
+    uniforms: int = 1
+
+    @property
+    def size(self) -> int:  # noqa: D102
+        return int(2**self.span)
+
+    @property
+    def features(self) -> int:  # noqa: D102
+        return self.span
+
+    def bias(self) -> np.ndarray:  # noqa: D102
+        return np.zeros(self.size)
+
+    def _probabilities(self, params: Array) -> Array:
+        return (1 - self.floor) * jax.nn.softmax(params, 0) + self.floor / self.size
+
+    def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        place = jnp.tensordot(2 ** np.arange(self.span)[::-1], value, 1)
+        return jnp.log(_chosen(_places(params) == place, self._probabilities(params)))
+
+    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        below, place = 0.0, jnp.zeros_like(noise[-1], int)
+        for probability in self._probabilities(params)[:-1]:
+            below = below + probability
+            place = place + (below < noise[-1])
+        bits = [(place >> digit) & 1 for digit in reversed(range(self.span))]
+        return jnp.stack(bits).astype(params.dtype)
+
+    def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        return jnp.zeros_like(value)
+
+    def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        return 2 * value - 1
+
+
 @dataclass(frozen=True)
 class Categorical:
     """P(k) = (1 - floor) softmax(logits)_k + floor / K, for the K = upper + 1 values there are."""
 
     size: int
     floor: float
+    span: int = 1
     uniforms: int = 1
 
     @property
@@ -190,22 +268,23 @@ class Categorical:
 
     def _probabilities(self, params: Array, c: Coordinate[Array]) -> Array:
         # coordinates of one run may differ in how many values they have
-        there = jnp.arange(self.size) <= c.upper
-        soft = jax.nn.softmax(jnp.where(there, params, -jnp.inf))
+        there = _places(params) <= c.upper
+        soft = jax.nn.softmax(jnp.where(there, params, -jnp.inf), 0)
         return jnp.where(there, (1 - self.floor) * soft + self.floor / (c.upper + 1), 0.0)
 
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c)))
+        return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c), 0))
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        below = jnp.cumsum(self._probabilities(params, c)) < noise[-1]
-        return jnp.minimum(jnp.sum(below), c.upper).astype(params.dtype)
+        below = jnp.cumsum(self._probabilities(params, c), 0) < noise[-1]
+        return jnp.minimum(jnp.sum(below, 0), c.upper).astype(params.dtype)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)
 
     def feature(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        return (jnp.arange(self.size) == value).astype(c.centre.dtype)
+        places = np.arange(self.size).reshape(-1, *(1,) * jnp.ndim(value))
+        return jnp.equal(value, places).astype(c.centre.dtype)
 
 
 @dataclass(frozen=True)
@@ -220,6 +299,7 @@ class Count:
 
     components: int
     wide: float
+    span: int = 1
     features: int = 1
     uniforms: int = 2
 
@@ -232,8 +312,12 @@ class Count:
 
     def _with_wide(self, params: Array) -> tuple[Array, Array, Array]:
         log_weights, means, log_scales = _components(params)
-        log_weights = jnp.append(log_weights + np.log1p(-self.wide), np.log(self.wide))
-        return log_weights, jnp.append(means, 0.0), jnp.append(log_scales, 0.0)
+
+        def and_wide(values: Array, wide: float) -> Array:
+            return jnp.concatenate([values, jnp.full_like(values[:1], wide)])
+
+        log_weights = and_wide(log_weights + np.log1p(-self.wide), np.log(self.wide))
+        return log_weights, and_wide(means, 0.0), and_wide(log_scales, 0.0)
 
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)
@@ -251,13 +335,13 @@ class Count:
             + jnp.where(first, 0.0, jax.nn.log_sigmoid(-standard(floor)))
             + jnp.where(first | last, 0.0, jnp.log(-jnp.expm1(-width)))
         )
-        return logsumexp(log_weights + log_cells)
+        return _log_total(log_weights + log_cells)
 
     def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)
         chosen = _pick(jnp.exp(log_weights), noise[0])
         logit = jnp.log(noise[1]) - jnp.log1p(-noise[1])
-        u = chosen @ means + jnp.exp(chosen @ log_scales) * logit
+        u = _chosen(chosen, means) + jnp.exp(_chosen(chosen, log_scales)) * logit
         largest = np.log(np.finfo(u.dtype).max) - 1
         count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
         return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))

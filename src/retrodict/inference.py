@@ -235,7 +235,9 @@ class Inference:
         key = _fingerprint((args, kwargs))
         if key not in self._elsewhere:
             graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
-            proposal = Proposal.of(invert(graph, self.proposal.inverse.method), self.proposal.facts)
+            # what moves with what, and how far, may depend on the arguments
+            facts = {n: found._replace(slope=()) for n, found in self.proposal.facts.items()}
+            proposal = Proposal.of(invert(graph, self.proposal.inverse.method), facts)
             _check_same_networks(self.proposal, proposal)
             self._elsewhere[key] = replace(self, proposal=proposal)
         return self._elsewhere[key]

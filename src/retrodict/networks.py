@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from retrodict import guides
+from retrodict import guides, sampler
 from retrodict.autoregressive import Autoregressive, Encoding, initial, rows_of, runs, sharing
 from retrodict.coordinates import Latent, Values, blocks, flatten, table, unflatten
 from retrodict.curves import Coordinate
@@ -31,9 +31,12 @@ from retrodict.encoders import (
     build_encoder,
     encode_input,
     fit_encoder,
+    linear,
     named,
+    product,
 )
 from retrodict.features import Scaling, Value
+from retrodict.rows import by_rows, side_by_side
 from retrodict.xla import floats
 
 __all__ = ["MADE", "ConditionalMADE", "Latent", "Series", "Set", "Value", "trainable"]
@@ -145,13 +148,15 @@ class ConditionalMADE(eqx.Module):
         hidden, context, options = sizes
         self.latents, self.inputs, self.guide = latents, inputs, guide
         shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
-        plan = runs(latents, options.components, *shares)
+        together = guides.BITS if guide is not None and guide.channels else 1
+        plan = runs(latents, options.components, *shares, together)
         guide_size = 0 if guide is None else guides.size(guide.channels)
         self.network = Autoregressive(rng, plan, hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in inputs)
         size = sum(encoder.size for encoder in self.encoders)
-        size += 0 if guide is None else guides.overview_size(plan[-1].stop)
+        if guide is not None and not guide.channels:
+            size += guides.overview_size(plan[-1].stop)
         self.trunk = MLP(rng, size, context if size else ())
         if self.trunk.layers:
             size += context[-1]
@@ -160,27 +165,25 @@ class ConditionalMADE(eqx.Module):
         everywhere = np.full(size, -1)
         *layers, params = (initial(rng, everywhere, to) for to in outputs)
         self.from_context = (*map(floats, layers), floats(0.1 * params))
-        start = np.concatenate([np.tile(run.head.bias(), run.number) for run in plan])
+        start = np.concatenate([np.tile(run.head.bias(), run.steps) for run in plan])
         self.biases = (*(floats(np.zeros(to.size)) for to in unit.hidden), floats(start))
 
-    def encode(self, context: Context) -> Encoding:
+    def encode(self, context: Context, *, to_draw: bool = False) -> Encoding:
         """What the context adds to every unit of every layer: worth sharing between draws.
 
         A set or a series may also come already summarised, as `summary` or `suffixes` gives it.
+        With `to_draw` it comes quicker if there are many, but has no gradient.
         """
         values = named("The network's context", self.inputs, context)
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
         expected = None
         if self.guide is not None:
             expected = cast(guides.Expected, context[EXPECTED])
-            parts.append(guides.overview(expected, self._constants()))
-        c = jnp.concatenate(parts) if parts else jnp.zeros(0)
-        if self.trunk.layers:
-            c = jnp.concatenate([c, self.trunk(c)])
-        # one product, not one for each layer: contexts are short, and may be many
-        added = c @ jnp.concatenate(self.from_context, 1) + jnp.concatenate(self.biases)
-        ends = np.cumsum([bias.size for bias in self.biases])[:-1]
-        return Encoding(tuple(jnp.split(added, ends)), expected)
+            if not self.guide.channels:
+                parts.append(guides.overview(expected, self._constants()))
+        weights = (self.trunk, self.from_context, self.biases)
+        encoded = (by_rows(_layers) if to_draw and parts else _layers)(weights, parts)
+        return Encoding(encoded, expected)
 
     def summary(self, name: str, value: "Array | Context") -> Float[Array, " features"]:
         """One input summarised, to stand for it in contexts that have it in common."""
@@ -206,7 +209,7 @@ class ConditionalMADE(eqx.Module):
         self, key: Key[Array, ""], context: Context
     ) -> tuple[Values, Float[Array, ""]]:
         """A draw x and log q(x | context)."""
-        return self.sample_and_log_prob_encoded(key, self.encode(context))
+        return self.sample_and_log_prob_encoded(key, self.encode(context, to_draw=True))
 
     def sample_and_log_prob_encoded(
         self, key: Key[Array, ""], encoding: Encoding
@@ -216,17 +219,18 @@ class ConditionalMADE(eqx.Module):
 
     def noise(
         self, key: Key[Array, ""], copies: tuple[int, ...] = ()
-    ) -> Float[Array, "*copies coordinates numbers"]:
+    ) -> Float[Array, "*copies steps numbers"]:
         """Uniform numbers strictly between 0 and 1: all the chance that draws need."""
         numbers = max(run.head.uniforms for run in self.network.plan)
-        uniform = jax.random.uniform(key, (*copies, self.scaling.centre.size, numbers))
+        steps = self.network.plan[-1].at_steps.stop
+        uniform = jax.random.uniform(key, (*copies, steps, numbers))
         return uniform + float(np.finfo(uniform.dtype).eps) / 2
 
     def draw(
-        self, encoding: Encoding, noise: Float[Array, "coordinates numbers"]
+        self, encoding: Encoding, noise: Float[Array, "steps numbers"]
     ) -> tuple[Values, Float[Array, ""]]:
         """The draw that given noise leads to, and log q of it."""
-        row, log_q = self.network.draw(encoding, noise, self._constants())
+        row, log_q = sampler.draw(self.network, encoding, noise, self._constants())
         x = unflatten(self.latents, row if self.guide is None else row[self._back])
         if all(block.elementwise for block in blocks(self.latents)):
             return x, log_q
@@ -272,6 +276,22 @@ class ConditionalMADE(eqx.Module):
             if encoder.spec.name == name:
                 return encoder
         raise ValueError(f"No input '{name}' among {[spec.name for spec in self.inputs]}.")
+
+
+def _layers(
+    weights: tuple[MLP, tuple[Array, ...], tuple[Array, ...]],
+    parts: list[Float[Array, "features *rows"]],
+) -> tuple[Float[Array, "units *rows"], ...]:
+    """What features of the context add to the units of each layer, the parameters last."""
+    trunk, from_context, biases = weights
+    c = side_by_side(parts)
+    # one product, not one for each layer: contexts are short, and may be many
+    weight = jnp.concatenate(from_context, 1)
+    added = linear(weight[: c.shape[0]], jnp.concatenate(biases), c)
+    if trunk.layers:
+        added = added + product(weight[c.shape[0] :], trunk(c))
+    ends = np.cumsum([bias.size for bias in biases])[:-1]
+    return tuple(jnp.split(added, ends))
 
 
 @eqx.filter_jit

@@ -44,19 +44,6 @@ class Stage:
         """Latents drawn from the model's own conditional: their density and log q are the same."""
         return tuple(name for factor in self.factors if factor.own for name in factor.latents)
 
-    def keys(self, rng_key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> dict[str, PRNGKeyArray]:
-        """A key, or an array of them, for every network (by its first latent) and every own latent.
-
-        To hash a key is dearer than to draw with it, so each particle's are made in one go.
-        """
-        users = [
-            name
-            for factor in self.factors
-            for name in (factor.latents if factor.own else factor.latents[:1])
-        ]
-        bases = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(users)}
-        return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -205,16 +192,52 @@ class Proposal:
         """The latents of one factor outside of time, all copies at once."""
         if factor.own:
             return self._draw_own(rng_key, factor.latents, values)
-        drawn, log_q = self.draw_copies(networks, rng_key, factor, values)
-        return drawn, log_q.sum()
+        noise = self.noise(networks, rng_key, factor)
+        drawn, log_q = self.draw_copies(networks, noise, factor, values)
+        return drawn, total(log_q)
+
+    def noise(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        factor: Factor,
+        shape: tuple[int, ...] = (),
+    ) -> Float[Array, "*copies steps numbers"]:
+        """The chance that draws of all copies of a factor need, or of those of one step.
+
+        For a population it is made at once: to make a key for each particle, and numbers from
+        each, would be dearer than what is drawn with them.
+        """
+        copies = self.assemblies[factor.latents].copies[1 if factor.time else 0 :]
+        return networks[str(factor.network)].noise(rng_key, (*shape, *copies))
+
+    def step_noise(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
+    ) -> dict[str, Array]:
+        """Noise for every network of a step, by its first latent; leading axes have some shape."""
+        return {
+            factor.latents[0]: self.noise(
+                networks, jax.random.fold_in(rng_key, number), factor, shape
+            )
+            for number, factor in enumerate(stage.factors)
+            if not factor.own
+        }
+
+    @staticmethod
+    def own_keys(
+        rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
+    ) -> dict[str, Array]:
+        """Keys for the latents of a step that are drawn from the model's own conditional."""
+        bases = {name: jax.random.fold_in(rng_key, n) for n, name in enumerate(stage.own)}
+        return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
 
     def draw_copies(
-        self, networks: Networks, rng_key: PRNGKeyArray, factor: Factor, values: Values
+        self, networks: Networks, noise: Array, factor: Factor, values: Values
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
         """The latents of one factor outside of time, and log q of every copy by itself."""
         assembly = self.assemblies[factor.latents]
         known = {**values, **self.designs}
-        x, log_q = self._copies(networks, rng_key, assembly, known, ())
+        x, log_q = self._copies(networks, noise, assembly, known, ())
         return assembly.gather(x, self.graph.sites), log_q
 
     def log_marginal(
@@ -241,7 +264,7 @@ class Proposal:
     def _copies(
         self,
         networks: Networks,
-        rng_key: PRNGKeyArray,
+        noise: Float[Array, "*plates steps numbers"],
         assembly: Assembly,
         values: Values,
         leading: tuple[Any, ...],
@@ -255,17 +278,15 @@ class Proposal:
         def one(noise: Array, index: tuple[Array, ...], given: Values) -> Any:
             expected = None if expect is None else expect(index)
             context = assembly.context(values, (*leading, *index), given, expected)
-            return network.draw(network.encode(context), noise)
+            return network.draw(network.encode(context, to_draw=True), noise)
 
         if not sizes:
-            x, log_q = one(network.noise(rng_key), (), summaries or {})
+            x, log_q = one(noise, (), summaries or {})
             return x, log_q
-        total = int(np.prod(sizes))
-        # to make keys for the copies would be dearer than what is drawn with them
-        noise = network.noise(rng_key, (total,))
-        index = jnp.unravel_index(jnp.arange(total), sizes)
-        flat = jax.tree.map(lambda s: s.reshape(total, *s.shape[len(sizes) :]), summaries or {})
-        x, log_q = jax.vmap(one)(noise, index, flat)
+        number = int(np.prod(sizes))
+        index = jnp.unravel_index(jnp.arange(number), sizes)
+        flat = jax.tree.map(lambda s: s.reshape(number, *s.shape[len(sizes) :]), summaries or {})
+        x, log_q = jax.vmap(one)(noise.reshape(number, *noise.shape[len(sizes) :]), index, flat)
         x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
         return x, log_q.reshape(sizes)
 
@@ -283,8 +304,10 @@ class Proposal:
             time, key = inputs
             given = {name: value[time] for name, value in series.items()}
             now = at_step(summaries, time)
+            noise_key, own_key = jax.random.split(key)
+            chance = self.step_noise(networks, noise_key, stage) | self.own_keys(own_key, stage)
             carry, drawn, log_q, found = self.draw_step(
-                networks, stage.keys(key), stage, outer, given, time, carry, now
+                networks, chance, stage, outer, given, time, carry, now
             )
             own = (found.log_density[name].sum() for name in stage.own)
             return carry, (drawn, sum(own, log_q))
@@ -303,7 +326,7 @@ class Proposal:
     def draw_step(
         self,
         networks: Networks,
-        keys: Mapping[str, PRNGKeyArray],
+        chance: Mapping[str, Array],
         stage: Stage,
         outer: Values,
         given: Values,
@@ -315,7 +338,7 @@ class Proposal:
 
         Args:
             networks: by name.
-            keys: of this step, from `Stage.keys`.
+            chance: of this step, from `step_noise` and `own_keys`.
             stage: the factors of the step.
             outer: values of the sites outside of the scan.
             given: this step's observed values.
@@ -343,15 +366,16 @@ class Proposal:
             assembly = self.assemblies[factor.latents]
             known = {**outer, **constants, **{n: v[None] for n, v in known_here.items()}}
             now = summaries.get(factor.latents, {})
-            key = keys[factor.latents[0]]
             expect = None
             if assembly.guide is not None:
                 expect = partial(assembly.guide.step, outer, known_here, time, carry)
+            noise = chance[factor.latents[0]]
             x, factor_log_q = self._copies(
-                networks, key, assembly, known, (jnp.array(0),), now, expect
+                networks, noise, assembly, known, (jnp.array(0),), now, expect
             )
             known_here |= _one_step(assembly, x, sites)
-            log_q = log_q + factor_log_q.sum()
+            log_q = log_q + total(factor_log_q)
+        keys = {name: chance[name] for name in stage.own}
         carry, found = program.step(None, stage.scan, outer, time, carry, known_here, keys=keys)
         latents = {n: v for n, v in found.values.items() if not sites[n].observed}
         return carry, latents, log_q, found
@@ -405,8 +429,8 @@ class Proposal:
             for number, factor in enumerate(stage.factors):
                 assembly = self.assemblies[factor.latents]
                 known = {**values, **self.designs, **drawn}
-                factor_key = jax.random.fold_in(key, number)
-                x, factor_log_q = self._copies(networks, factor_key, assembly, known, (time,))
+                noise = self.noise(networks, jax.random.fold_in(key, number), factor)
+                x, factor_log_q = self._copies(networks, noise, assembly, known, (time,))
                 now = _one_step(assembly, x, sites)
                 drawn = drawn | {n: drawn[n].at[time].set(v) for n, v in now.items()}
                 log_q = log_q + factor_log_q.sum()
@@ -436,6 +460,11 @@ class Proposal:
 
             log_q += over_copies(one, assembly.copies).sum()
         return log_q
+
+
+def total(log_densities: Float[Array, "*plates"]) -> Float[Array, ""]:
+    """Over all copies: a product, with which the compiler does not merge what comes before."""
+    return jnp.ravel(log_densities) @ jnp.ones(log_densities.size, log_densities.dtype)
 
 
 def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:

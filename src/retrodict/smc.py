@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict.lineages import Lineage, paths, survivors
 from retrodict.population import Population, reweigh, start
-from retrodict.proposal import Networks, Proposal, Stage, at_step
+from retrodict.proposal import Networks, Proposal, Stage, at_step, total
 from retrodict.resampling import Resampler
 from retrodict.views import Values
 from retrodict.weights import ess
@@ -219,14 +219,21 @@ class Engine:
         data: Values,
         particles: Population,
     ) -> tuple[Population, Float[Array, " particles"]]:
-        keys = jax.random.split(rng_key, self.num_particles)
+        chance, factor = jax.random.split(rng_key, self.num_particles), stage.factors[0]
+        together = stage.scan is None and not factor.own
+        if together:
+            chance = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
 
-        def one(key: PRNGKeyArray, latents: Values) -> tuple[dict[str, Array], Array]:
-            return self.proposal.draw_stage(networks, key, stage, {**data, **latents})
+        def one(chance: Array, latents: Values) -> tuple[dict[str, Array], Array]:
+            known = {**data, **latents}
+            if not together:
+                return self.proposal.draw_stage(networks, chance, stage, known)
+            drawn, log_q = self.proposal.draw_copies(networks, chance, factor, known)
+            return drawn, total(log_q)
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
-        drawn, log_q = by_parts(one, each, keys, particles.values)
+        drawn, log_q = by_parts(one, each, chance, particles.values)
         if stage.own:  # a factor outside of time stands alone, and is all own or not at all
             log_q = jnp.zeros_like(log_q)
         return particles._replace(values={**particles.values, **drawn}), log_q
@@ -313,18 +320,22 @@ class Engine:
         carry = _population(before, particles.values, self.num_particles)
         moving = carried(particles, carry, held / length if particles.values else None)
 
+        # In one go it is made quicker than step by step, and is no larger than what is kept.
+        resample_key, draw_key = jax.random.split(rng_key)
+        noise = self.proposal.step_noise(networks, draw_key, stage, (length, self.num_particles))
+
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
-            time, key = inputs
+            time, key, noise_now = inputs
             given = {name: value[time] for name, value in series_data.items()}
             now = at_step(summaries, time)
             state, seen = self.advance(
-                networks, key, stage, state, outer_data, given, time, now, number
+                networks, key, stage, state, outer_data, given, time, now, number, noise_now
             )
             return state, (seen, state.log_weights)
 
-        keys = jax.random.split(rng_key, length)
+        keys = jax.random.split(resample_key, length)
         moving, (seen, log_weights) = jax.lax.scan(
-            step, moving, (jnp.arange(length), keys), reverse=backward
+            step, moving, (jnp.arange(length), keys, noise), reverse=backward
         )
         sizes, parents = seen.ess, seen.ancestors
         if backward:
@@ -346,6 +357,7 @@ class Engine:
         time: Array,
         summaries: Mapping[tuple[str, ...], Values],
         number: int = 0,
+        noise: dict[str, Array] | None = None,
     ) -> tuple[Population, "Seen"]:
         """One step of a particle filter: resample, propagate, reweigh.
 
@@ -359,23 +371,28 @@ class Engine:
             time: which step.
             summaries: of the rest of the series, seen from this step.
             number: of the stage, for messages.
+            noise: what networks draw with, if it was made before: see `Proposal.step_noise`.
         """
         resample_key, draw_key = jax.random.split(rng_key)
         state, size, parents = self._resample(resample_key, state)
 
-        def one(keys: Mapping[str, PRNGKeyArray], outer: Values, carry: Any) -> Any:
+        def one(chance: Mapping[str, Array], outer: Values, carry: Any) -> Any:
             known = {**outer_data, **outer}
             carry, drawn, log_q, found = self.proposal.draw_step(
-                networks, keys, stage, known, given, time, carry, summaries
+                networks, chance, stage, known, given, time, carry, summaries
             )
             # A latent's own conditional is both its density and its log q, and so is not counted.
-            counted = {n: d.sum() for n, d in found.log_density.items() if n not in stage.own}
+            counted = {n: total(d) for n, d in found.log_density.items() if n not in stage.own}
             return carry, drawn, log_q, counted
 
         values: Any = state.values
-        keys = stage.keys(draw_key, (self.num_particles,))
+        chance = self.proposal.own_keys(draw_key, stage, (self.num_particles,))
+        noise_key = jax.random.fold_in(draw_key, len(chance))
+        chance |= noise or self.proposal.step_noise(
+            networks, noise_key, stage, (self.num_particles,)
+        )
         each = self.proposal.working_bytes(networks, stage)
-        carry, drawn, log_q, density = by_parts(one, each, keys, values["outer"], values["carry"])
+        carry, drawn, log_q, density = by_parts(one, each, chance, values["outer"], values["carry"])
         share = jnp.zeros(()) if values["share"] is None else values["share"]
         increment = sum(density.values(), share) - log_q
         state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)

@@ -1,0 +1,85 @@
+"""A function of many rows in; the same of one row, which `jax.vmap` turns back into that, out.
+
+Numbers that lie next to each other in memory are worked on together, eight or sixteen at a time.
+Vectorised as usual, a network has rows outermost, and its units, or the ten components of a
+mixture, next to each other: too few to be worked on so. Here rows come last, and however many
+times a function is vectorised, over copies, particles and data sets, there is one axis of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+Shared = TypeVar("Shared")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+def by_rows(fn: Callable[[Shared, Given], Found]) -> Callable[[Shared, Given], Found]:
+    """Make a function of many rows one of a single row.
+
+    Args:
+        fn: takes what all rows share, and arrays whose last axis is that of rows, or has size one
+            where all rows have it in common; gives arrays whose last axis is that of rows.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def many(shared: Shared, given: Given) -> Found:
+        return fn(shared, given)
+
+    @many.def_vmap
+    def vectorised(
+        size: int, batched: tuple[PyTree, PyTree], shared: Shared, given: Given
+    ) -> tuple[Found, PyTree]:
+        if any(jax.tree.leaves(batched[0])):
+            axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+            found = jax.vmap(fn, axes, axis_size=size)(shared, given)
+            return found, jax.tree.map(lambda _: True, found)
+        number = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
+
+        def merged(leaf: Array, is_batched: bool) -> Array:
+            if not is_batched and leaf.shape[-1] == 1:
+                return leaf
+            if not is_batched:
+                leaf = jnp.broadcast_to(leaf, (size, *leaf.shape))
+            leaf = jnp.moveaxis(leaf, 0, -2)
+            leaf = jnp.broadcast_to(leaf, (*leaf.shape[:-1], number))
+            return leaf.reshape(*leaf.shape[:-2], size * number)
+
+        def parted(leaf: Array) -> Array:
+            return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], size, number), -2, 0)
+
+        found = jax.tree.map(parted, many(shared, jax.tree.map(merged, given, batched[1])))
+        return found, jax.tree.map(lambda _: True, found)
+
+    def one(shared: Shared, given: Given) -> Found:
+        found = many(shared, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None], given))
+        made: Found = jax.tree.map(lambda leaf: leaf[..., 0], found)
+        return made
+
+    return one
+
+
+def side_by_side(parts: Sequence[Array]) -> Array:
+    """Arrays one after the other along their first axis; rows that are shared are repeated."""
+    if not parts:
+        return jnp.zeros(0)
+    if parts[0].ndim == 1:
+        return jnp.concatenate(parts)
+    rows = max(part.shape[-1] for part in parts)
+    whole = [jnp.broadcast_to(part, (*part.shape[:-1], rows)) for part in parts]
+    return jnp.concatenate(whole)
+
+
+def total(values: Float[Array, "first *rows"]) -> Float[Array, "*rows"]:
+    """The sum over the first axis.
+
+    Of many rows it is written as a product, which the compiler does not merge with what comes
+    before: that would be computed inside the sum, one number at a time.
+    """
+    if values.ndim == 1:
+        return jnp.sum(values)
+    return jnp.ones(values.shape[0], values.dtype) @ values
