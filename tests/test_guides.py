@@ -1,5 +1,7 @@
 """What a model expects of latents, against exact answers; and how networks use it."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -247,9 +249,51 @@ def test_looking_one_by_one_is_looking_at_all(channels):
         left = guides.learn(expected, left, view, place, row[place])
 
 
+def test_bits_seen_by_and_by_are_those_seen_at_once():
+    expected = random_expected(np.random.default_rng(0), 7, 2)
+    row = jnp.array([0.0, 1, 1, 0, 1, 0, 1])
+    whole = guides.look_at_all_bits(expected, row, slice(1, 7), 3)
+    left = guides.learn_bits(expected, guides.start(expected), 0, row[:1])
+    for number, place in enumerate((1, 4)):
+        seen = guides.look_at_bits(expected, expected.tails, left, place, 3)
+        for one, every in zip(seen, whole, strict=True):
+            np.testing.assert_allclose(one, every[:, number], rtol=2e-4, atol=1e-5)
+        left = guides.learn_bits(expected, left, place, row[place : place + 3])
+
+
+def test_what_bits_move_is_known_beforehand_where_it_is_always_the_same():
+    guide = guide_of(appliances, ("y",), "x")
+    np.testing.assert_allclose(np.reshape(guide.facts.slope, (1, 3)), [POWER], rtol=1e-4)
+    on = jnp.array([0.1, 0.9, 0.1])
+    at = ({}, {"y": jnp.array(75.0)}, jnp.array(0), on, ())
+    known = guide.step(*at)
+    found = replace(guide, facts=guide.facts._replace(slope=())).step(*at)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), known, found)
+
+
+def rising(y=None):
+    """Devices that take more at every step."""
+
+    def step(on, inputs):
+        factor, y_t = inputs
+        with numpyro.plate("devices", 3):
+            x = numpyro.sample("x", dist.Bernoulli(on))
+        numpyro.sample("y", dist.Normal(factor * jnp.sum(POWER * x), 10.0), obs=y_t)
+        return jnp.where(x == 1, 0.9, 0.1), None
+
+    scan(step, jnp.full(3, 0.3), (jnp.arange(1.0, 4.0), y))
+
+
+def test_what_bits_move_is_asked_for_where_it_changes_in_time():
+    guide = guide_of(rising, ("y",), "x")
+    assert guide.channels == 1 and guide.facts.slope == ()
+
+
 LATENTS = {
     "reals": ((Latent("a", constraints.real, (2,)), Latent("b", constraints.positive, ())), 0),
     "bits": ((Latent("a", constraints.boolean, (3,)),), 2),
+    "many bits": ((Latent("a", constraints.boolean, (39,)),), 1),
+    "one bit more": ((Latent("a", constraints.boolean, (6,)),), 1),
     "mixed": (
         (Latent("a", constraints.boolean, (2,)), Latent("b", constraints.unit_interval, ())),
         1,
@@ -260,9 +304,10 @@ LATENTS = {
 @pytest.mark.parametrize("kind", LATENTS)
 def test_draws_of_a_guided_network_have_the_density_they_say(kind):
     latents, channels = LATENTS[kind]
-    order = {"reals": (0, 1, 2), "bits": (2, 0, 1), "mixed": (1, 0, 2)}[kind]
+    order = {"reals": (0, 1, 2), "bits": (2, 0, 1), "mixed": (1, 0, 2)}.get(kind)
+    order = order or tuple(range(latents[0].shape[0]))
     net = SMALL.build(zoo.key(0), latents, (), Guided(order, channels))
-    context = {EXPECTED: random_expected(np.random.default_rng(1), 3, channels)}
+    context = {EXPECTED: random_expected(np.random.default_rng(1), len(order), channels)}
     x, log_q = jax.vmap(lambda k: net.sample_and_log_prob(k, context))(
         jax.random.split(zoo.key(1), 400)
     )

@@ -10,11 +10,13 @@ from retrodict.curves import ABOVE, BELOW, BETWEEN, IDENTITY, SOFTPLUS, Coordina
 from retrodict.heads import (
     SMALLEST_LOG_SCALE,
     Bernoulli,
+    Bits,
     Categorical,
     Count,
     Head,
     Mixture,
     compress,
+    patterns,
 )
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -119,6 +121,41 @@ def test_wide_component_stays_whatever_the_parameters():
     params = jnp.array([50.0, -50.0, 0.0, 0.0, -100.0, -100.0])
     log_q = head.log_prob(params, jnp.asarray(60.0), coordinate())
     assert log_q == pytest.approx(np.log(0.01) + stats.cauchy.logpdf(60.0), abs=1e-4)
+
+
+@pytest.mark.parametrize("span", [2, 5])
+def test_patterns_of_bits_sum_to_one_above_their_floor_and_draws_follow_them(span):
+    head, c = Bits(span, floor=0.01), coordinate()
+    for params in (random_params(head), 100 * random_params(head)):
+        rows = jnp.asarray(patterns(span))
+        each = np.exp([head.log_prob(params, row, c) for row in rows])
+        assert each.sum() == pytest.approx(1, abs=1e-5)
+        assert each.min() >= 0.01 / 2**span * (1 - 1e-4)
+        drawn = over(lambda u, params=params: head.draw(params, u, c))(uniforms(20_000))
+        seen = np.array([(np.asarray(drawn) == row).all(1).mean() for row in patterns(span)])
+        assert np.all(np.abs(seen - each) < 4.5 * np.sqrt(each * (1 - each) / 20_000) + 1e-4)
+
+
+def test_heads_take_many_rows_behind_the_first_axis():
+    c = coordinate()
+    for head in (
+        *(Mixture(3, 0.01, (IDENTITY,)), Bernoulli(0.01), Bits(3, 0.01)),
+        *(Categorical(4, 0.01), Count(3, 0.01)),
+    ):
+        params = jnp.stack([random_params(head), 0.5 * random_params(head)], -1)
+        wide = c._replace(upper=jnp.asarray(3.0))
+        noise = uniforms(2).T
+        value = head.draw(params, noise, wide)
+        log_q = head.log_prob(params, value, wide)
+        for row in range(2):
+            one = head.draw(params[:, row], noise[:, row], wide)
+            np.testing.assert_allclose(value[..., row], one, rtol=1e-5)
+            np.testing.assert_allclose(
+                log_q[row], head.log_prob(params[:, row], one, wide), rtol=1e-4, atol=1e-5
+            )
+            np.testing.assert_allclose(
+                head.feature(value, wide)[..., row], head.feature(one, wide), rtol=1e-5
+            )
 
 
 def test_bernoulli_sums_to_one_above_its_floor():

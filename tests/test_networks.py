@@ -429,10 +429,17 @@ def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
 
 
 @pytest.mark.parametrize(
-    ("coordinates", "copies", "width"), [(1, 10, 64), (4, 2, 64), (5, 10, 128), (1, 1, 128)]
+    ("coordinates", "copies", "guided", "width"),
+    [
+        (1, 10, False, 64),
+        (4, 2, False, 64),
+        (4, 2, True, 32),
+        (5, 10, True, 128),
+        (1, 1, True, 128),
+    ],
 )
-def test_small_repeated_factors_have_small_networks(coordinates, copies, width):
-    sizes = MADE().sized(coordinates, copies)
+def test_small_repeated_factors_have_small_networks(coordinates, copies, guided, width):
+    sizes = MADE().sized(coordinates, copies, guided)
     assert sizes.hidden == (width, width) and sizes.context == (width // 2,)
-    asked = MADE(hidden=(7,), context=()).sized(coordinates, copies)
+    asked = MADE(hidden=(7,), context=()).sized(coordinates, copies, guided)
     assert asked.hidden == (7,) and asked.context == ()

@@ -45,15 +45,16 @@ class Answers:
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], settings: Settings, rescue: bool
     ) -> Posterior:
         """The answer for one data set."""
-        rescue_key = jax.random.fold_in(rng_key, _RESCUE)
         try:
             posterior = self.inference.one(self.networks, rng_key, data, settings)
         except ImpossibleData as error:
             if not rescue or settings.num_particles < FEWEST_TO_RESCUE:
                 raise
+            rescue_key = jax.random.fold_in(rng_key, _RESCUE)
             posterior = self._tempered(rescue_key, data, settings, str(error))
         else:
             if int(posterior.grade) == POOR and rescue:
+                rescue_key = jax.random.fold_in(rng_key, _RESCUE)
                 posterior = self._rescued(rescue_key, data, settings, posterior)
         return self._compared(posterior)
 

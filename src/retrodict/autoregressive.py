@@ -94,11 +94,13 @@ def runs(
     for _, group in groupby(blocks(latents), lambda block: block.family):
         members = list(group)
         size = sum(block.size for block in members)
-        heads = [(_head(members, components, wide / number, floor / number), size)]
+        alone = _head(members, components, wide / number, floor / number)
+        heads = [(alone, size)]
         if together > 1 and members[0].family == "bernoulli":
-            rest = size % together
-            cut = [(together, size - rest), (rest, rest)]
-            heads = [(Bits(k, floor * k / number), many) for k, many in cut if many]
+            cut = [(together, size - size % together), (size % together, size % together)]
+            heads = [
+                (Bits(k, floor * k / number) if k > 1 else alone, many) for k, many in cut if many
+            ]
         for head, many in heads:
             run = Run(start, start + many, head, step, feature, param)
             found.append(run)

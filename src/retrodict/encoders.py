@@ -83,14 +83,7 @@ def linear(
     x: Float[Array, "size *rows"],
 ) -> Float[Array, "width *rows"]:
     """Wx + b, of one vector, or of as many as there are columns."""
-    return product(weight, x) + (bias if x.ndim == 1 else bias[:, None])
-
-
-def product(
-    weight: Float[Array, "size width"], x: Float[Array, "size *rows"]
-) -> Float[Array, "width *rows"]:
-    """Wx, of one vector, or of as many as there are columns."""
-    return x @ weight if x.ndim == 1 else weight.T @ x
+    return x @ weight + bias if x.ndim == 1 else (x.T @ weight).T + bias[:, None]
 
 
 class MLP(eqx.Module):

@@ -25,10 +25,8 @@ Place = Int[Array, ""] | int  # of a coordinate, in the order drawn
 LONGEST, WAVES = 64.0, 5  # each is half of the one before
 # Innovations are shown one by one where there are no more than this many.
 MOST_CHANNELS = 4
-# Inputs beside innovations.
-OWN = 5
-# So many bits are drawn at once.
-BITS = OWN
+# Where there are channels, so many bits are drawn at once.
+BITS = 5
 LEAST_LOGIT = -15.0
 
 
@@ -151,14 +149,19 @@ def anchor(view: View, c: Coordinate[Array]) -> Coordinate[Array]:
 
 def size(channels: int) -> int:
     """How many inputs a coordinate has, or a few bits."""
-    return OWN + channels * (2 + 2 * WAVES)
+    return _own(channels) + channels * (2 + 2 * WAVES)
+
+
+def _own(channels: int) -> int:
+    """Inputs beside innovations: of a coordinate there are four, of bits one each."""
+    return max(4, BITS) if channels else 4
 
 
 def inputs(view: View, c: Coordinate[Array]) -> Float[Array, "inputs *rows"]:
     """What the network sees of a coordinate, whose constants hold its anchor."""
     ratio, prior = _log_odds(view)
     own = [compress(c.shift), 0.3 * jnp.log(c.stretch), jnp.tanh(ratio / 8) * 2, prior / 4]
-    own += [jnp.zeros_like(ratio)] * (OWN - len(own))
+    own += [jnp.zeros_like(ratio)] * (_own(view.residual.shape[0]) - len(own))
     return _stacked([*own, *_innovations(view.residual, view.tail, view.noise)])
 
 
@@ -249,11 +252,13 @@ def _look_at_bits(
     logits = of_patterns(log_odds)
     for channel in range(channels):
         gap = unset[channel] - of_patterns(slope[channel])
-        logits = logits - gap**2 / (2 * rest[channel])
+        # Student's t with four degrees of freedom: what the others may still do is no normal, and
+        # a proposal with light tails has weights with heavy ones
+        logits = logits - 2.5 * jnp.log1p(gap**2 / (4 * rest[channel]))
     # the picture may rule out what is so; the network must be able to put it right
     logits = jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
     own = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]
-    own += [jnp.zeros_like(own[0])] * (OWN - span)
+    own += [jnp.zeros_like(own[0])] * (_own(channels) - span)
     return BitsView(logits, _stacked([*own, *_innovations(residual, tail, noise)]))
 
 

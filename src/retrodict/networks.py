@@ -33,7 +33,6 @@ from retrodict.encoders import (
     fit_encoder,
     linear,
     named,
-    product,
 )
 from retrodict.features import Scaling, Value
 from retrodict.rows import by_rows, side_by_side
@@ -67,10 +66,11 @@ class MADE:
 
     Attributes:
         hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
-            or of 64 for a factor of few coordinates that is repeated, over a plate or in time.
+            or of 64 for a factor of few coordinates that is repeated, over a plate or in time; of
+            32 if the model itself says what it expects of them.
         components: Components of each mixture.
         context: Units in each layer of the network that prepares the context. None: one layer of
-            64, or of 32 for such a small factor.
+            half as many.
         embedding: Sizes of the encoders of sets and series.
         wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates of
             all copies of a factor, so that it is also the share of particles that are spent on it.
@@ -102,14 +102,16 @@ class MADE:
         copies: int = 1,
     ) -> "ConditionalMADE":
         """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
-        sizes = self.sized(sum(block.size for block in blocks(latents)), copies)
+        number = sum(block.size for block in blocks(latents))
+        sizes = self.sized(number, copies, guide is not None)
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
 
-    def sized(self, coordinates: int, copies: int) -> "Sized":
+    def sized(self, coordinates: int, copies: int, guided: bool) -> "Sized":
         """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
-        width = 64 if coordinates <= FEW_COORDINATES and copies > 1 else 128
+        small = coordinates <= FEW_COORDINATES and copies > 1
+        width = (32 if guided else 64) if small else 128
         hidden = (width, width) if self.hidden is None else self.hidden
         context = (width // 2,) if self.context is None else self.context
         return Sized(hidden, context, self)
@@ -285,11 +287,10 @@ def _layers(
     """What features of the context add to the units of each layer, the parameters last."""
     trunk, from_context, biases = weights
     c = side_by_side(parts)
-    # one product, not one for each layer: contexts are short, and may be many
-    weight = jnp.concatenate(from_context, 1)
-    added = linear(weight[: c.shape[0]], jnp.concatenate(biases), c)
     if trunk.layers:
-        added = added + product(weight[c.shape[0] :], trunk(c))
+        c = side_by_side([c, trunk(c)])
+    # one product, not one for each layer: contexts are short, and may be many
+    added = linear(jnp.concatenate(from_context, 1), jnp.concatenate(biases), c)
     ends = np.cumsum([bias.size for bias in biases])[:-1]
     return tuple(jnp.split(added, ends))
 

@@ -244,7 +244,8 @@ def train_network(
         training: the schedule.
         history: of the training so far, if any; it is left as it is.
         max_seconds: this network's share of the time.
-        report: called after every pass, with the share of steps or time that is used up.
+        report: called before training and after every pass, with the share of steps or time that
+            is used up.
         interruption: one that was taken note of, or a `KeyboardInterrupt`, ends training and keeps
             the best weights so far; `stopped` says so.
     """
@@ -256,6 +257,8 @@ def train_network(
             run.begin(_first(sets, interruption))
             if not interruption.asked:
                 run.measure_first()
+                if report is not None:
+                    report(run.history, run.used)
             while not run.finished(interruption):
                 pass_key, use_key = jax.random.split(pass_key)
                 run.one_pass(use_key)
