@@ -273,15 +273,14 @@ class Autoregressive(eqx.Module):
         expected = encoding.expected
         if expected is None:
             return added
+        every = guides.inputs(guides.look_at_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:
+            inputs, begun = every[:, run.at], jnp.zeros((run.head.size, 1))
             if run.head.span > 1:
-                bits = guides.look_at_all_bits(expected, row, run.at, run.head.span)
-                seen.append(bits.inputs)
-                logits.append(bits.logits.T)
-            else:
-                seen.append(guides.inputs(guides.look_at_all(expected, row), c)[:, run.at])
-                logits.append(jnp.zeros((run.steps, run.head.size)))
+                begun, inputs = guides.look_at_all_bits(expected, row, run.at, run.head.span)
+            seen.append(inputs)
+            logits.append(begun.T)
         layers = len(self.widths)
         whole = jnp.concatenate(seen, 1)
         for layer, weight in enumerate(self.guided[:layers]):

@@ -83,7 +83,10 @@ def linear(
     x: Float[Array, "size *rows"],
 ) -> Float[Array, "width *rows"]:
     """Wx + b, of one vector, or of as many as there are columns."""
-    return x @ weight + bias if x.ndim == 1 else (x.T @ weight).T + bias[:, None]
+    if x.ndim == 1:
+        return x @ weight + bias
+    # in this order, not weight.T @ x, it is a product for which XLA has a quicker way
+    return (x.T @ weight).T + bias[:, None]
 
 
 class MLP(eqx.Module):

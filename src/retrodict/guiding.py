@@ -252,10 +252,11 @@ def _information(guide: Guide, draws: Mapping[str, Array]) -> tuple[np.ndarray, 
     copies = ((guide.graph.scan_lengths[guide.scan],) if guide.scan is not None else ()) + (
         guide.copies
     )
+    size = int(np.prod(copies, dtype=int))
 
     def told(values: Any, number: Array) -> tuple[Array, Array]:
         # Another copy for every draw, the last first: in time, the first may start from a constant.
-        index = jnp.unravel_index(-1 - number % int(np.prod(copies, dtype=int)), copies)
+        index = jnp.unravel_index(size - 1 - number % size, copies)
         found = guide.at(values, index if copies else ())
         if guide.channels:
             gain = jnp.sum(found.slope**2 / found.noise[:, None], 0)

@@ -1,9 +1,9 @@
 """A function of many rows in; the same of one row, which `jax.vmap` turns back into that, out.
 
-Numbers that lie next to each other in memory are worked on together, eight or sixteen at a time.
-Vectorised as usual, a network has rows outermost, and its units, or the ten components of a
-mixture, next to each other: too few to be worked on so. Here rows come last, and however many
-times a function is vectorised, over copies, particles and data sets, there is one axis of rows.
+However many times a function is vectorised, over copies, particles and data sets, there is one axis
+of rows, and it comes last. Vectorised as usual, rows are outermost, and what lies side by side are
+the few parameters of a head or the few units of a label: a step that is to be worked out for a
+hundred particles then takes several times as long.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 Once coordinate d-1 is known, only the units labelled d are left to compute before coordinate d can
 be drawn (sec. 3.3; see `autoregressive`). Few steps are written out; many are put into a few loops:
 between loops, what is known enters by large products, within one, by small ones. All arrays have
-rows last (see `rows`), so that every operation is on many numbers next to each other.
+rows last (see `rows`).
 """
 
 import math
