@@ -271,6 +271,19 @@ def test_what_bits_move_is_known_beforehand_where_it_is_always_the_same():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), known, found)
 
 
+@pytest.mark.parametrize("y", [-1e30, 0.0, 1e30])
+def test_bits_are_drawn_whatever_is_observed(y):
+    """Even where everything is as good as impossible, there are draws, and they have a density."""
+    guide = guide_of(appliances, ("y",), "x")
+    expected = guide.step({}, {"y": jnp.array(y)}, jnp.array(0), jnp.full(3, 0.3), ())
+    latents = (Latent("a", constraints.boolean, (3,)),)
+    net = SMALL.build(zoo.key(0), latents, (), Guided((1, 2, 0), 1))
+    _, log_q = jax.vmap(lambda k: net.sample_and_log_prob(k, {EXPECTED: expected}))(
+        jax.random.split(zoo.key(1), 20)
+    )
+    assert np.isfinite(log_q).all()
+
+
 def rising(y=None):
     """Devices that take more at every step."""
 

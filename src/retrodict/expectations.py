@@ -273,8 +273,8 @@ class Guide:
             jnp.zeros((0, 0)),
             centre,
             spread[place][order] ** 2,
-            jnp.nan_to_num(line.residual[place]),
-            jnp.nan_to_num(line.slope[place][:, order]),
+            _held(line.residual[place]),
+            _held(line.slope[place][:, order]),
             jnp.clip(1 / jnp.maximum(line.weight[place], 1e-30), 1e-12, NO_INFORMATION),
         )
 
@@ -417,6 +417,11 @@ class _Line(NamedTuple):
     residual: Float[Array, "*copies observations"]
     slope: Float[Array, "*copies observations coordinates"]
     weight: Float[Array, "*copies observations"]
+
+
+def _held(values: Array) -> Array:
+    """Finite, and so that squares are."""
+    return jnp.clip(jnp.nan_to_num(values), -1e15, 1e15)
 
 
 def _precision(variance: Array) -> Array:

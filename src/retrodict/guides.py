@@ -251,10 +251,10 @@ def _look_at_bits(
 
     logits = of_patterns(log_odds)
     for channel in range(channels):
-        gap = unset[channel] - of_patterns(slope[channel])
+        gap = (unset[channel] - of_patterns(slope[channel])) / jnp.sqrt(rest[channel])
         # Student's t with four degrees of freedom: what the others may still do is no normal, and
         # a proposal with light tails has weights with heavy ones
-        logits = logits - 2.5 * jnp.log1p(gap**2 / (4 * rest[channel]))
+        logits = logits - 2.5 * jnp.log1p(jnp.clip(gap / 2, -1e9, 1e9) ** 2)
     # the picture may rule out what is so; the network must be able to put it right
     logits = jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
     own = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]

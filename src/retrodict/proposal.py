@@ -26,6 +26,7 @@ from retrodict.guides import Expected
 from retrodict.inverse import Inverse
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import MADE, ConditionalMADE
+from retrodict.rows import sum_of_all
 from retrodict.trees import needing_marginals
 from retrodict.views import Values
 
@@ -194,7 +195,7 @@ class Proposal:
             return self._draw_own(rng_key, factor.latents, values)
         noise = self.noise(networks, rng_key, factor)
         drawn, log_q = self.draw_copies(networks, noise, factor, values)
-        return drawn, total(log_q)
+        return drawn, sum_of_all(log_q)
 
     def noise(
         self,
@@ -374,7 +375,7 @@ class Proposal:
                 networks, noise, assembly, known, (jnp.array(0),), now, expect
             )
             known_here |= _one_step(assembly, x, sites)
-            log_q = log_q + total(factor_log_q)
+            log_q = log_q + sum_of_all(factor_log_q)
         keys = {name: chance[name] for name in stage.own}
         carry, found = program.step(None, stage.scan, outer, time, carry, known_here, keys=keys)
         latents = {n: v for n, v in found.values.items() if not sites[n].observed}
@@ -460,11 +461,6 @@ class Proposal:
 
             log_q += over_copies(one, assembly.copies).sum()
         return log_q
-
-
-def total(log_densities: Float[Array, "*plates"]) -> Float[Array, ""]:
-    """Over all copies: a product, with which the compiler does not merge what comes before."""
-    return jnp.ravel(log_densities) @ jnp.ones(log_densities.size, log_densities.dtype)
 
 
 def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:

@@ -83,3 +83,8 @@ def total(values: Float[Array, "first *rows"]) -> Float[Array, "*rows"]:
     if values.ndim == 1:
         return jnp.sum(values)
     return jnp.ones(values.shape[0], values.dtype) @ values
+
+
+def sum_of_all(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The sum over all axes, in a function that is yet to be vectorised; a product as well."""
+    return jnp.ravel(values) @ jnp.ones(values.size, values.dtype)

@@ -27,8 +27,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict.lineages import Lineage, paths, survivors
 from retrodict.population import Population, reweigh, start
-from retrodict.proposal import Networks, Proposal, Stage, at_step, total
+from retrodict.proposal import Networks, Proposal, Stage, at_step
 from retrodict.resampling import Resampler
+from retrodict.rows import sum_of_all
 from retrodict.views import Values
 from retrodict.weights import ess
 
@@ -229,7 +230,7 @@ class Engine:
             if not together:
                 return self.proposal.draw_stage(networks, chance, stage, known)
             drawn, log_q = self.proposal.draw_copies(networks, chance, factor, known)
-            return drawn, total(log_q)
+            return drawn, sum_of_all(log_q)
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
@@ -382,7 +383,7 @@ class Engine:
                 networks, chance, stage, known, given, time, carry, summaries
             )
             # A latent's own conditional is both its density and its log q, and so is not counted.
-            counted = {n: total(d) for n, d in found.log_density.items() if n not in stage.own}
+            counted = {n: sum_of_all(d) for n, d in found.log_density.items() if n not in stage.own}
             return carry, drawn, log_q, counted
 
         values: Any = state.values
