@@ -17,6 +17,7 @@ from retrodict import guides
 from retrodict.curves import ABOVE, BELOW, BETWEEN, IDENTITY, SOFTPLUS, constrain, match_gaussian
 from retrodict.encoders import Embedding
 from retrodict.expectations import cholesky, inverse_of_lower
+from retrodict.inference import Inference
 from retrodict.networks import EXPECTED, MADE, Guided, Latent
 from retrodict.proposal import Proposal
 
@@ -408,3 +409,19 @@ def test_innovations_are_shown_as_waves_of_every_length():
     allowed = 1e-5 + 4 * np.finfo("f4").eps * np.abs(angles)
     assert np.all(np.abs(sines - np.sin(angles)) < allowed)
     assert np.all(np.abs(cosines - np.cos(angles)) < allowed)
+
+
+def scaled(factor, y=None):
+    x = numpyro.sample("x", dist.Bernoulli(jnp.full(3, 0.3)).to_event(1))
+    numpyro.sample("y", dist.Normal(factor * jnp.sum(POWER * x), 10.0), obs=y)
+
+
+def test_what_bits_move_is_asked_for_again_with_other_arguments():
+    """A slope that was found with some arguments of the model may be wrong with others."""
+    proposal = Proposal.of(rd.invert(rd.trace(scaled, ("y",), model_args=(1.0,))))
+    assert all(facts.slope for facts in proposal.facts.values())
+    elsewhere = Inference(proposal).called_with((2.0,), None).proposal
+    (assembly,) = elsewhere.assemblies.values()
+    found = assembly.guide.at({"y": jnp.array(75.0)}, ())
+    order = np.array(assembly.guide.facts.order)
+    np.testing.assert_allclose(found.slope[0], 2 * np.asarray(POWER)[order], rtol=1e-5)
