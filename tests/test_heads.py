@@ -86,7 +86,7 @@ def test_mixture_integrates_to_one_and_draws_follow_it(name):
     # beyond twelve scales the Cauchy keeps 0.01 · 2 / (12 π)
     assert mass[-1] == pytest.approx(1.0, abs=1e-3)
 
-    draws = over(lambda u: head.draw(params, u, c))(uniforms(5000))
+    draws = over(lambda u: head.draw(params, head.chance(u), c))(uniforms(5000))
     result = stats.kstest(np.asarray(draws), lambda v: np.interp(v, x, mass))
     assert result.pvalue > 0.001
 
@@ -97,8 +97,8 @@ def test_curves_are_told_apart_within_one_run():
     for c in CURVES.values():
         alone = Mixture(components=3, wide=0.01, curves=(int(c.curve),))
         u = uniforms(20)
-        draws = over(lambda n, c=c: mixed.draw(params, n, c))(u)
-        np.testing.assert_array_equal(draws, over(lambda n, c=c, a=alone: a.draw(params, n, c))(u))
+        draws = over(lambda n, c=c: mixed.draw(params, mixed.chance(n), c))(u)
+        np.testing.assert_array_equal(draws, over(lambda n, c=c, a=alone: a.draw(params, a.chance(n), c))(u))
         log_q = over(lambda v, c=c: mixed.log_prob(params, v, c))(draws)
         expected = over(lambda v, c=c, a=alone: a.log_prob(params, v, c))(draws)
         np.testing.assert_allclose(log_q, expected, rtol=1e-6)
@@ -131,7 +131,7 @@ def test_patterns_of_bits_sum_to_one_above_their_floor_and_draws_follow_them(spa
         each = np.exp([head.log_prob(params, row, c) for row in rows])
         assert each.sum() == pytest.approx(1, abs=1e-5)
         assert each.min() >= 0.01 / 2**span * (1 - 1e-4)
-        drawn = over(lambda u, params=params: head.draw(params, u, c))(uniforms(20_000))
+        drawn = over(lambda u, params=params: head.draw(params, head.chance(u), c))(uniforms(20_000))
         seen = np.array([(np.asarray(drawn) == row).all(1).mean() for row in patterns(span)])
         assert np.all(np.abs(seen - each) < 4.5 * np.sqrt(each * (1 - each) / 20_000) + 1e-4)
 
@@ -145,10 +145,10 @@ def test_heads_take_many_rows_behind_the_first_axis():
         params = jnp.stack([random_params(head), 0.5 * random_params(head)], -1)
         wide = c._replace(upper=jnp.asarray(3.0))
         noise = uniforms(2).T
-        value = head.draw(params, noise, wide)
+        value = head.draw(params, head.chance(noise), wide)
         log_q = head.log_prob(params, value, wide)
         for row in range(2):
-            one = head.draw(params[:, row], noise[:, row], wide)
+            one = head.draw(params[:, row], head.chance(noise[:, row]), wide)
             np.testing.assert_allclose(value[..., row], one, rtol=1e-5)
             np.testing.assert_allclose(
                 log_q[row], head.log_prob(params[:, row], one, wide), rtol=1e-4, atol=1e-5
@@ -165,7 +165,7 @@ def test_bernoulli_sums_to_one_above_its_floor():
         log_q = [head.log_prob(jnp.array([logit]), jnp.asarray(v), c) for v in (0.0, 1.0)]
         assert np.exp(log_q).sum() == pytest.approx(1, abs=1e-6)
         assert np.exp(min(log_q)) >= 0.0005 * (1 - 1e-4)
-    draws = over(lambda u: head.draw(jnp.array([0.3]), u, c))(uniforms(10_000))
+    draws = over(lambda u: head.draw(jnp.array([0.3]), head.chance(u), c))(uniforms(10_000))
     p = float(np.exp(head.log_prob(jnp.array([0.3]), jnp.asarray(1.0), c)))
     assert stats.binomtest(int(draws.sum()), 10_000, p).pvalue > 0.001
 
@@ -179,7 +179,7 @@ def test_categorical_sums_to_one_over_the_values_there_are(upper):
     assert probabilities.sum() == pytest.approx(1, abs=1e-6)
     assert (probabilities[upper + 1 :] == 0).all()
     assert probabilities[: upper + 1].min() >= 0.001 / (upper + 1) * (1 - 1e-4)
-    draws = np.asarray(over(lambda u: head.draw(params, u, c))(uniforms(10_000)))
+    draws = np.asarray(over(lambda u: head.draw(params, head.chance(u), c))(uniforms(10_000)))
     observed = np.bincount(draws.astype(int), minlength=7)[: upper + 1]
     expected = probabilities[: upper + 1] * 10_000 / probabilities.sum()
     assert stats.chisquare(observed, expected, sum_check=False).pvalue > 0.001
@@ -196,7 +196,7 @@ def test_count_sums_to_one(upper):
     # a logistic of scale ½ on the logarithm has tail mass about n^-2; float sums add 1e-5
     assert probabilities.astype(np.float64).sum() == pytest.approx(1, abs=3e-5)
 
-    draws = np.asarray(over(lambda u: head.draw(params, u, c))(uniforms(10_000)))
+    draws = np.asarray(over(lambda u: head.draw(params, head.chance(u), c))(uniforms(10_000)))
     assert draws.min() >= 0 and draws.max() <= upper
     cells = min(last, 12)
     observed = np.bincount(np.minimum(draws, cells).astype(int), minlength=cells + 1)
@@ -216,7 +216,7 @@ def test_count_is_exact_far_out():
     edges = np.log(np.arange(999_000, 1_001_001) - 0.5)
     exact = np.log(np.diff(stats.logistic.cdf(edges, centre, 1e-3)))
     np.testing.assert_allclose(log_q, exact, atol=3e-3)
-    draws = over(lambda u: head.draw(params, u, c))(uniforms(5000))
+    draws = over(lambda u: head.draw(params, head.chance(u), c))(uniforms(5000))
     assert stats.kstest(np.log(draws), stats.logistic(centre, 1e-3).cdf).pvalue > 0.001
     for extreme in (0.0, 2e9):
         assert np.isfinite(head.log_prob(params, jnp.asarray(extreme), c))

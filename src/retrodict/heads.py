@@ -1,10 +1,10 @@
 """Parameters from the network in; a coordinate's log density, or a draw of it, out (sec. 3.3).
 
 A head is the last stage of the network for one coordinate: it takes `size` numbers along the first
-axis and reads a density from them; axes behind it are rows, all alike. Draws are made from uniform
-numbers, so that a sampler can draw all its noise beforehand. Every head keeps a share of its mass
-where training cannot remove it, which bounds the importance weights where the network has seen no
-data.
+axis and reads a density from them; axes behind it are rows, all alike. Draws are made from numbers
+that no parameter has a say in, so that a sampler can make all its noise beforehand. Every head
+keeps a share of its mass where training cannot remove it, which bounds the importance weights where
+the network has seen no data.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,11 @@ class Head(Protocol):
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:
         """log q(value), with the Jacobian of the coordinate's curve."""
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:
-        """The value at some uniform numbers."""
+    def chance(self, uniform: Array) -> Array:
+        """What a draw is made from, as many numbers along the first axis as are uniform."""
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:
+        """The value that some `chance` leads to."""
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:
         """The value where it is centred and scaled; zero if it is not."""
@@ -102,11 +105,26 @@ def _components(params: Array) -> tuple[Array, Array, Array]:
     above = jnp.maximum(above, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(above)))
     scales = SMALLEST_LOG_SCALE + above
     scales = jnp.minimum(scales, LARGEST_LOG_SCALE)
-    # The slope of log q in a mean grows as 1/σ, so that rows with narrow posteriors would drown all
-    # others. Slopes in units of σ leave values, and what is optimal, as they are: Seitzer et al.
-    # 2022, "On the pitfalls of heteroscedastic uncertainty estimation".
-    kept, unit = jax.lax.stop_gradient((means, jnp.exp(jnp.minimum(scales, 0.0))))
-    return logits - _log_total(logits), kept + unit * (means - kept), scales
+    return logits - _log_total(logits), _sloped(means, scales), scales
+
+
+@jax.custom_jvp
+def _sloped(means: Array, log_scales: Array) -> Array:
+    """The means, with slopes in units of σ.
+
+    The slope of log q in a mean grows as 1/σ, so that rows with narrow posteriors would drown all
+    others. Slopes in units of σ leave values, and what is optimal, as they are: Seitzer et al.
+    2022, "On the pitfalls of heteroscedastic uncertainty estimation".
+    """
+    return means
+
+
+@_sloped.defjvp
+def _sloped_slope(
+    at: tuple[Array, Array], moved: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    means, log_scales = at
+    return means, jnp.exp(jnp.minimum(log_scales, 0.0)) * moved[0]
 
 
 def _component_bias(components: int) -> np.ndarray:
@@ -159,13 +177,22 @@ class Mixture:
         log_q = jnp.logaddexp(np.log1p(-self.wide) + narrow, np.log(self.wide) + cauchy)
         return log_q - jnp.log(c.scale) - log_slope
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+    def chance(self, uniform: Array) -> Array:  # noqa: D102
+        """The first number chooses a component, below zero the wide one, which the second suits."""
+        is_wide = uniform[0] < self.wide
+        angle = np.pi * (uniform[1] - 0.5)
+        # XLA's tangent is worked out one number at a time, and again wherever it is used
+        cauchy = jnp.sin(angle) / jnp.cos(angle)
+        standard = jnp.where(is_wide, cauchy, ndtri(uniform[1]))
+        return jnp.stack([(uniform[0] - self.wide) / (1 - self.wide), standard])
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._anchored(params, c)
-        chosen = _pick(jnp.exp(log_weights), (noise[0] - self.wide) / (1 - self.wide))
+        chosen = _pick(jnp.exp(log_weights), chance[0])
         mean, log_scale = _chosen(chosen, means), _chosen(chosen, log_scales)
-        narrow = mean + jnp.exp(log_scale) * ndtri(noise[1])
-        cauchy = jnp.tan(np.pi * (noise[1] - 0.5))
-        u = jnp.where(noise[0] < self.wide, cauchy, narrow)
+        u = jnp.where(chance[0] < 0, 0, mean) + jnp.exp(
+            jnp.where(chance[0] < 0, 0, log_scale)
+        ) * chance[1]
         return constrain(c.centre + c.scale * u, c, self.curves)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
@@ -194,8 +221,11 @@ class Bernoulli:
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(self._probability(jnp.where(value > 0.5, params[0], -params[0])))
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        return (noise[-1] < self._probability(params[0])).astype(params.dtype)
+    def chance(self, uniform: Array) -> Array:  # noqa: D102
+        return uniform
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        return (chance[0] < self._probability(params[0])).astype(params.dtype)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)
@@ -235,11 +265,14 @@ class Bits:
         place = jnp.tensordot(2 ** np.arange(self.span)[::-1], value, 1)
         return jnp.log(_chosen(_places(params) == place, self._probabilities(params)))
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        below, place = 0.0, jnp.zeros_like(noise[-1], int)
+    def chance(self, uniform: Array) -> Array:  # noqa: D102
+        return uniform
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        below, place = 0.0, jnp.zeros_like(chance[0], int)
         for probability in self._probabilities(params)[:-1]:
             below = below + probability
-            place = place + (below < noise[-1])
+            place = place + (below < chance[0])
         bits = [(place >> digit) & 1 for digit in reversed(range(self.span))]
         return jnp.stack(bits).astype(params.dtype)
 
@@ -275,8 +308,11 @@ class Categorical:
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(jnp.sum(self._probabilities(params, c) * self.feature(value, c), 0))
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        below = jnp.cumsum(self._probabilities(params, c), 0) < noise[-1]
+    def chance(self, uniform: Array) -> Array:  # noqa: D102
+        return uniform
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        below = jnp.cumsum(self._probabilities(params, c), 0) < chance[0]
         return jnp.minimum(jnp.sum(below, 0), c.upper).astype(params.dtype)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
@@ -337,11 +373,14 @@ class Count:
         )
         return _log_total(log_weights + log_cells)
 
-    def draw(self, params: Array, noise: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+    def chance(self, uniform: Array) -> Array:  # noqa: D102
+        logit = jnp.log(uniform[1]) - jnp.log1p(-uniform[1])
+        return jnp.stack([uniform[0], logit])
+
+    def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)
-        chosen = _pick(jnp.exp(log_weights), noise[0])
-        logit = jnp.log(noise[1]) - jnp.log1p(-noise[1])
-        u = _chosen(chosen, means) + jnp.exp(_chosen(chosen, log_scales)) * logit
+        chosen = _pick(jnp.exp(log_weights), chance[0])
+        u = _chosen(chosen, means) + jnp.exp(_chosen(chosen, log_scales)) * chance[1]
         largest = np.log(np.finfo(u.dtype).max) - 1
         count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
         return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))

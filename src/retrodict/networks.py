@@ -222,11 +222,18 @@ class ConditionalMADE(eqx.Module):
     def noise(
         self, key: Key[Array, ""], copies: tuple[int, ...] = ()
     ) -> Float[Array, "*copies steps numbers"]:
-        """Uniform numbers strictly between 0 and 1: all the chance that draws need."""
-        numbers = max(run.head.uniforms for run in self.network.plan)
-        steps = self.network.plan[-1].at_steps.stop
-        uniform = jax.random.uniform(key, (*copies, steps, numbers))
-        return uniform + float(np.finfo(uniform.dtype).eps) / 2
+        """All the chance that draws need: `Head.chance` of numbers strictly between 0 and 1."""
+        plan = self.network.plan
+        numbers = max(run.head.uniforms for run in plan)
+        uniform = jax.random.uniform(key, (plan[-1].at_steps.stop, numbers, *copies))
+        uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
+        parts = []
+        for run in plan:
+            own = jax.vmap(run.head.chance)(uniform[run.at_steps, : run.head.uniforms])
+            beside = [(0, numbers - run.head.uniforms) if axis == 1 else (0, 0) for axis in range(own.ndim)]
+            parts.append(jnp.pad(own, beside) if run.head.uniforms < numbers else own)
+        # copies come first for who vectorises over them, but are kept last: see `rows`
+        return jnp.moveaxis(jnp.concatenate(parts), (0, 1), (-2, -1))
 
     def draw(
         self, encoding: Encoding, noise: Float[Array, "steps numbers"]

@@ -24,6 +24,7 @@ from retrodict.factors import Factor
 from retrodict.graph import Graph
 from retrodict.guides import Expected
 from retrodict.inverse import Inverse
+from retrodict.loops import scan
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import MADE, ConditionalMADE
 from retrodict.rows import sum_of_all
@@ -302,9 +303,7 @@ class Proposal:
         outer, series = self.split(stage.scan, values)
 
         def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-            time, key = inputs
-            given = {name: value[time] for name, value in series.items()}
-            now = at_step(summaries, time)
+            time, key, given, now = inputs
             noise_key, own_key = jax.random.split(key)
             chance = self.step_noise(networks, noise_key, stage) | self.own_keys(own_key, stage)
             carry, drawn, log_q, found = self.draw_step(
@@ -315,7 +314,8 @@ class Proposal:
 
         times, keys = jnp.arange(length), jax.random.split(rng_key, length)
         backward = self.graph.reversed_scans[stage.scan]
-        _, (drawn, log_q) = jax.lax.scan(step, carry, (times, keys), reverse=backward)
+        entries = (times, keys, series, by_time(summaries))
+        _, (drawn, log_q) = scan(step, carry, entries, reverse=backward)
         return drawn, log_q.sum()
 
     def split(self, scan: int, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -439,7 +439,7 @@ class Proposal:
 
         forward = self.graph.reversed_scans[stage.scan]
         times, keys = jnp.arange(length), jax.random.split(rng_key, length)
-        drawn, log_q = jax.lax.scan(step, blank, (times, keys), reverse=not forward)
+        drawn, log_q = scan(step, blank, (times, keys), reverse=not forward)
         return drawn, log_q.sum()
 
     def log_prob(self, networks: Networks, values: Values) -> Float[Array, ""]:
@@ -471,11 +471,14 @@ def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:
     return made.reshape(*sizes, *made.shape[1:])
 
 
-def at_step(
-    summaries: Mapping[tuple[str, ...], Values], time: Array
+def by_time(
+    summaries: Mapping[tuple[str, ...], Values],
 ) -> dict[tuple[str, ...], dict[str, Array]]:
-    """Summaries seen from one step."""
-    return {f: {n: s[..., time, :] for n, s in named.items()} for f, named in summaries.items()}
+    """Summaries with the axis of steps first."""
+    return {
+        factor: {name: jnp.moveaxis(seen, -2, 0) for name, seen in named.items()}
+        for factor, named in summaries.items()
+    }
 
 
 def _one_step(assembly: Assembly, x: Values, sites: Mapping[str, Any]) -> dict[str, Array]:

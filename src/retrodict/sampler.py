@@ -19,6 +19,7 @@ from retrodict.autoregressive import Autoregressive, Encoding, Run
 from retrodict.curves import Coordinate
 from retrodict.guides import Place
 from retrodict.heads import Head
+from retrodict.loops import scan
 from retrodict.rows import by_rows
 
 # More loops draw faster and compile slower.
@@ -282,7 +283,7 @@ def _loop(
         noise[run.at_steps],
         guided,
     )
-    new, (values, log_q) = jax.lax.scan(step, fresh, each)
+    new, (values, log_q) = scan(step, fresh, each)
     joined = _Known(
         jnp.concatenate([known.features, new.features]),
         tuple(jnp.concatenate(pair) for pair in zip(known.states, new.states, strict=True)),

@@ -26,8 +26,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict.lineages import Lineage, paths, survivors
+from retrodict.loops import one_by_one, scan
 from retrodict.population import Population, reweigh, start
-from retrodict.proposal import Networks, Proposal, Stage, at_step
+from retrodict.proposal import Networks, Proposal, Stage, by_time
 from retrodict.resampling import Resampler
 from retrodict.rows import sum_of_all
 from retrodict.views import Values
@@ -326,18 +327,15 @@ class Engine:
         noise = self.proposal.step_noise(networks, draw_key, stage, (length, self.num_particles))
 
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
-            time, key, noise_now = inputs
-            given = {name: value[time] for name, value in series_data.items()}
-            now = at_step(summaries, time)
+            time, key, noise_now, given, now = inputs
             state, seen = self.advance(
                 networks, key, stage, state, outer_data, given, time, now, number, noise_now
             )
             return state, (seen, state.log_weights)
 
         keys = jax.random.split(resample_key, length)
-        moving, (seen, log_weights) = jax.lax.scan(
-            step, moving, (jnp.arange(length), keys, noise), reverse=backward
-        )
+        entries = (jnp.arange(length), keys, noise, series_data, by_time(summaries))
+        moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
         sizes, parents = seen.ess, seen.ancestors
         if backward:
             sizes, parents = sizes[::-1], parents[::-1]
@@ -445,7 +443,7 @@ def by_parts(fn: Callable[..., Any], each: int, *arguments: Any) -> Any:
     done = parts * size
     batched = jax.vmap(fn)
     cut = jax.tree.map(lambda a: a[:done].reshape(parts, size, *a.shape[1:]), arguments)
-    made = jax.lax.map(lambda part: batched(*part), cut)
+    made = one_by_one(lambda part: batched(*part), cut)
     made = jax.tree.map(lambda a: a.reshape(done, *a.shape[2:]), made)
     if done == number:
         return made
