@@ -30,6 +30,7 @@ from retrodict.demos.models import POWER, fhmm
 from retrodict.proposal import Proposal
 from retrodict.resampling import systematic
 from retrodict.smc import Engine
+from retrodict.xla import run_often
 
 DRIFT, SPREAD, NOISE, STEPS = 0.9, 1.0, 0.7, 100
 PEERS = {
@@ -91,7 +92,7 @@ def ours(proposal: Proposal, networks: Any, y: np.ndarray, num: int, threshold: 
     """Our engine."""
     engine, data = Engine(proposal, num, systematic, threshold), {"y": jnp.asarray(y)}
     # survivors are a diagnostic of `infer`, which neither peer has
-    run = jax.jit(lambda nets, key: engine.run(nets, key, data)._replace(survivors={}))
+    run = run_often(lambda nets, key: engine.run(nets, key, data)._replace(survivors={}))
     jax.block_until_ready(run(networks, jax.random.key(0)))
 
     def call(seed: int) -> tuple[float, float]:

@@ -98,7 +98,9 @@ def test_curves_are_told_apart_within_one_run():
         alone = Mixture(components=3, wide=0.01, curves=(int(c.curve),))
         u = uniforms(20)
         draws = over(lambda n, c=c: mixed.draw(params, mixed.chance(n), c))(u)
-        np.testing.assert_array_equal(draws, over(lambda n, c=c, a=alone: a.draw(params, a.chance(n), c))(u))
+        np.testing.assert_array_equal(
+            draws, over(lambda n, c=c, a=alone: a.draw(params, a.chance(n), c))(u)
+        )
         log_q = over(lambda v, c=c: mixed.log_prob(params, v, c))(draws)
         expected = over(lambda v, c=c, a=alone: a.log_prob(params, v, c))(draws)
         np.testing.assert_allclose(log_q, expected, rtol=1e-6)
@@ -131,7 +133,9 @@ def test_patterns_of_bits_sum_to_one_above_their_floor_and_draws_follow_them(spa
         each = np.exp([head.log_prob(params, row, c) for row in rows])
         assert each.sum() == pytest.approx(1, abs=1e-5)
         assert each.min() >= 0.01 / 2**span * (1 - 1e-4)
-        drawn = over(lambda u, params=params: head.draw(params, head.chance(u), c))(uniforms(20_000))
+        drawn = over(lambda u, params=params: head.draw(params, head.chance(u), c))(
+            uniforms(20_000)
+        )
         seen = np.array([(np.asarray(drawn) == row).all(1).mean() for row in patterns(span)])
         assert np.all(np.abs(seen - each) < 4.5 * np.sqrt(each * (1 - each) / 20_000) + 1e-4)
 

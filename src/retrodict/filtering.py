@@ -22,6 +22,7 @@ from retrodict.population import Population, blame, start
 from retrodict.proposal import Networks, Proposal, Stage
 from retrodict.resampling import resampler
 from retrodict.smc import Engine, carried
+from retrodict.xla import run_often
 
 
 class FilterState(eqx.Module):
@@ -164,7 +165,7 @@ class StreamingFilter:
                 info = FilterInfo(seen.ess, population.num_resamplings > before)
                 return FilterState(population, samples, state.time + 1), info, seen.possible
 
-            self._compiled[num_particles] = jax.jit(advance)
+            self._compiled[num_particles] = run_often(advance)
         return self._compiled[num_particles]
 
     @cached_property

@@ -78,12 +78,16 @@ def _places(like: Array) -> np.ndarray:
     return along_first(np.arange(like.shape[0]), like)
 
 
-def _pick(weights: Array, uniform: Array) -> Array:
-    """Choice by inverse transform: true at one place."""
+def _ends(weights: Array) -> Array:
+    """Where the share of each but the last ends."""
     # few weights are added up quicker by a product than by a scan
     before = np.tril(np.ones((weights.shape[0] - 1, weights.shape[0]), weights.dtype))
-    index = jnp.sum(jnp.tensordot(before, weights, 1) < uniform, 0)
-    return index == _places(weights)
+    return jnp.tensordot(before, weights, 1)
+
+
+def _pick(weights: Array, uniform: Array) -> Array:
+    """Choice by inverse transform: true at one place."""
+    return jnp.sum(_ends(weights) < uniform, 0) == _places(weights)
 
 
 def _chosen(choice: Array, values: Array) -> Array:
@@ -120,9 +124,7 @@ def _sloped(means: Array, log_scales: Array) -> Array:
 
 
 @_sloped.defjvp
-def _sloped_slope(
-    at: tuple[Array, Array], moved: tuple[Array, Array]
-) -> tuple[Array, Array]:
+def _sloped_slope(at: tuple[Array, Array], moved: tuple[Array, Array]) -> tuple[Array, Array]:
     means, log_scales = at
     return means, jnp.exp(jnp.minimum(log_scales, 0.0)) * moved[0]
 
@@ -177,7 +179,7 @@ class Mixture:
         log_q = jnp.logaddexp(np.log1p(-self.wide) + narrow, np.log(self.wide) + cauchy)
         return log_q - jnp.log(c.scale) - log_slope
 
-    def chance(self, uniform: Array) -> Array:  # noqa: D102
+    def chance(self, uniform: Array) -> Array:
         """The first number chooses a component, below zero the wide one, which the second suits."""
         is_wide = uniform[0] < self.wide
         angle = np.pi * (uniform[1] - 0.5)
@@ -190,9 +192,10 @@ class Mixture:
         log_weights, means, log_scales = self._anchored(params, c)
         chosen = _pick(jnp.exp(log_weights), chance[0])
         mean, log_scale = _chosen(chosen, means), _chosen(chosen, log_scales)
-        u = jnp.where(chance[0] < 0, 0, mean) + jnp.exp(
-            jnp.where(chance[0] < 0, 0, log_scale)
-        ) * chance[1]
+        u = (
+            jnp.where(chance[0] < 0, 0, mean)
+            + jnp.exp(jnp.where(chance[0] < 0, 0, log_scale)) * chance[1]
+        )
         return constrain(c.centre + c.scale * u, c, self.curves)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
@@ -259,22 +262,21 @@ class Bits:
         return np.zeros(self.size)
 
     def _probabilities(self, params: Array) -> Array:
-        return (1 - self.floor) * jax.nn.softmax(params, 0) + self.floor / self.size
+        raised = jnp.exp(params - jax.lax.stop_gradient(jnp.max(params, 0)))
+        return (1 - self.floor) * raised / total(raised) + self.floor / self.size
 
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        place = jnp.tensordot(2 ** np.arange(self.span)[::-1], value, 1)
+        place = jnp.tensordot(2.0 ** np.arange(self.span)[::-1], value, 1)
         return jnp.log(_chosen(_places(params) == place, self._probabilities(params)))
 
     def chance(self, uniform: Array) -> Array:  # noqa: D102
         return uniform
 
     def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        below, place = 0.0, jnp.zeros_like(chance[0], int)
-        for probability in self._probabilities(params)[:-1]:
-            below = below + probability
-            place = place + (below < chance[0])
-        bits = [(place >> digit) & 1 for digit in reversed(range(self.span))]
-        return jnp.stack(bits).astype(params.dtype)
+        passed = _ends(self._probabilities(params)) < chance[0]
+        # from each pattern to the next, as far as they are passed
+        onward = np.diff(patterns(self.span), axis=0).T.astype(params.dtype)
+        return jnp.tensordot(onward, passed.astype(params.dtype), 1)
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.zeros_like(value)

@@ -33,7 +33,7 @@ from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
 from retrodict.weights import LogEvidence
-from retrodict.xla import QUICKLY
+from retrodict.xla import QUICKLY, unassisted
 
 FEW_PARTICLES = 100
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
@@ -188,9 +188,9 @@ class Inference:
                 return by_parts(partial(run, networks), each, keys, data)
 
             # few particles take no time, however slow the program
-            options = QUICKLY if settings.num_particles <= FEW_PARTICLES and not many else None
+            few = settings.num_particles <= FEW_PARTICLES and not many
             self._runners[settings, many] = jax.jit(
-                run_many if many else run, compiler_options=options
+                run_many if many else run, compiler_options=QUICKLY if few else unassisted()
             )
         return self._runners[settings, many]
 

@@ -230,8 +230,8 @@ class ConditionalMADE(eqx.Module):
         parts = []
         for run in plan:
             own = jax.vmap(run.head.chance)(uniform[run.at_steps, : run.head.uniforms])
-            beside = [(0, numbers - run.head.uniforms) if axis == 1 else (0, 0) for axis in range(own.ndim)]
-            parts.append(jnp.pad(own, beside) if run.head.uniforms < numbers else own)
+            unused = jnp.zeros((run.steps, numbers - run.head.uniforms, *copies), own.dtype)
+            parts.append(jnp.concatenate([own, unused], 1))
         # copies come first for who vectorises over them, but are kept last: see `rows`
         return jnp.moveaxis(jnp.concatenate(parts), (0, 1), (-2, -1))
 

@@ -28,6 +28,7 @@ from retrodict.targets import Target
 from retrodict.temper import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.trust import Limit
 from retrodict.views import Values
+from retrodict.xla import run_often
 
 # Fewer particles than this cannot tell a posterior's shape, nor be told apart into islands.
 FEWEST = 40
@@ -89,11 +90,11 @@ class Rescuer:
 
     @cached_property
     def _draw(self) -> Callable[..., Pool]:
-        return jax.jit(self.temperer.draw)
+        return run_often(self.temperer.draw)
 
     @cached_property
     def _climb(self) -> Callable[..., Climb]:
-        return jax.jit(self.temperer.climb)
+        return run_often(self.temperer.climb)
 
     @cached_property
     def _complete(self) -> Callable[..., dict[str, Array]]:
@@ -104,7 +105,7 @@ class Rescuer:
             particles = climb.walkers.particle
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 
-        return jax.jit(complete)
+        return run_often(complete)
 
     def __call__(
         self,

@@ -23,7 +23,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import floats, own_products, run_once
+from retrodict.xla import floats, run_often, run_once
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -160,7 +160,7 @@ def one_pass(
 @cache
 def _jitted_pass() -> Callable[..., State]:
     """Made when it is first needed: to ask for options starts JAX."""
-    return jax.jit(_one_pass, compiler_options=own_products())
+    return run_often(_one_pass)
 
 
 def _one_pass(

@@ -37,12 +37,17 @@ def floats(values: np.ndarray) -> Float[Array, "..."]:
     return made
 
 
+def run_often(fn: Callable[..., Any]) -> Any:
+    """Compile a function whole, when it is first called, to be as fast as may be."""
+    return jax.jit(fn, compiler_options=unassisted())
+
+
 @cache
-def own_products() -> Options:
-    """Have XLA compute products of matrices by itself.
+def unassisted() -> Options:
+    """Have XLA compute products and sums by itself.
 
     It would hand those of a few hundred rows to another library, YNNPACK, with which steps of
-    training take longer.
+    training take longer; and a sum over a short first axis takes ten times as long.
     """
     options: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
     try:
