@@ -5,8 +5,8 @@ Run as `python -m benchmarks.filtering [--full]`. First the engine: ours, cuthbe
 below the same effective sample size. Ours keeps draws, weights and ancestors of all steps, and
 follows every trajectory back; cuthbert keeps all steps; `particles` keeps the last.
 
-Then what counts: the time to reach a standard deviation of 0.5 in the log evidence, by the
-bootstrap filter of each and by our learned filter. Standard deviations are measured at several
+Then what counts: the time to reach a standard deviation of 0.5, and of 0.2, in the log evidence, by
+the bootstrap filter of each and by our learned filter. Standard deviations are measured at several
 numbers of particles, and a power of that number is fitted to those that are not so large that the
 filter has lost its way; times are interpolated. Compiling is not part of these times; the learned
 filter's is given beside them.
@@ -36,8 +36,8 @@ from benchmarks.filters import (
 from benchmarks.peers import in_turn
 
 PRECISE_NOISE = 0.1  # far narrower than what the model expects, so that a proposal matters
-WANTED = 0.5
-LOST = 4 * WANTED
+WANTED = (0.5, 0.2)
+LOST = 2.0
 
 
 def engines(sizes: list[int], repeats: int) -> None:
@@ -88,8 +88,8 @@ class Precision(NamedTuple):
     beyond: bool  # outside of the numbers of particles that were tried
 
 
-def interpolated(sizes: list[int], runs: list[np.ndarray]) -> Precision:
-    """Where the fitted power of the number of particles passes the wanted standard deviation."""
+def interpolated(sizes: list[int], runs: list[np.ndarray], sd: float) -> Precision:
+    """Where the fitted power of the number of particles passes a standard deviation."""
     log_k = np.log(sizes)
     log_sd = np.log([rows[:, 1].std(ddof=1) for rows in runs])
     usable = log_sd < np.log(LOST)
@@ -97,7 +97,7 @@ def interpolated(sizes: list[int], runs: list[np.ndarray]) -> Precision:
         return Precision(float("inf"), float("inf"), True)
     log_seconds = np.log([np.median(rows[:, 0]) for rows in runs])
     slope, level = np.polyfit(log_k[usable], log_sd[usable], 1)
-    wanted = (np.log(WANTED) - level) / slope
+    wanted = (np.log(sd) - level) / slope
     seconds = np.interp(wanted, log_k, log_seconds)
     if wanted > log_k[-1]:
         rise = (log_seconds[-1] - log_seconds[-2]) / (log_k[-1] - log_k[-2])
@@ -108,7 +108,7 @@ def interpolated(sizes: list[int], runs: list[np.ndarray]) -> Precision:
 
 def precise(
     title: str, problem: Problem, compiled: Any, learned: list[int], blind: list[int], repeats: int
-) -> dict[str, Precision]:
+) -> dict[str, list[Precision]]:
     """A table of standard deviations and times, and what they come to."""
     proposal, rows, found = bootstrap(problem), [], {}
     with ExitStack() as stack:
@@ -129,24 +129,24 @@ def precise(
                 call = make(size)
                 call(0)
                 runs.append(np.array([call(1 + seed) for seed in range(repeats)]))
-            found[name] = interpolated(sizes, runs)
+            found[name] = [interpolated(sizes, runs, sd) for sd in WANTED]
             seen = (
                 f"{size}: {rows_[:, 1].std(ddof=1):.2f}, {report.spread(rows_[:, 0], 1e3)} ms"
                 for size, rows_ in zip(sizes, runs, strict=True)
             )
-            at = found[name]
-            rows.append(
-                [
-                    name,
-                    "; ".join(seen),
+            row = [name, "; ".join(seen)]
+            for at, best in zip(found[name], found["learned"], strict=True):
+                row += [
                     f"{report.short(at.particles)}{' (extrapolated)' if at.beyond else ''}",
                     report.short(1e3 * at.seconds),
-                    report.short(at.seconds / found["learned"].seconds),
+                    report.short(at.seconds / best.seconds),
                 ]
-            )
-    print(f"\n### {title}: time to a standard deviation of {WANTED} in the log evidence")
+            rows.append(row)
+    print(f"\n### {title}: time to a standard deviation of the log evidence")
     print(f"\nExact log evidence {problem.exact:.3f}; {repeats} runs at each number of particles.")
-    header = ["filter", "particles: sd of log Ẑ, time", "particles needed", "ms", "times learned"]
+    header = ["filter", "particles: sd of log Ẑ, time"]
+    for sd in WANTED:
+        header += [f"sd {sd}: particles", "ms", "times learned"]
     report.table(header, rows)
     return found
 
@@ -163,18 +163,22 @@ def main() -> None:
     problem = devices()
     made = compiled_for(problem, 600 if full else 90, training={"batch_size": 500})
     blind = [1000, 3000, 10_000, 30_000, *([100_000] if full else [])]
-    found = precise("Factorial HMM", problem, made, [30, 100, 300], blind, repeats)
-    ratios = {
-        name: at.seconds / found["learned"].seconds
-        for name, at in found.items()
-        if name != "learned" and "ours" not in name
-    }
-    least = min(ratios, key=ratios.__getitem__)
+    found = precise("Factorial HMM", problem, made, [30, 100, 300, 1000], blind, repeats)
+    peers = {n: at for n, at in found.items() if n != "learned" and "ours" not in n}
+    ratios = [
+        {name: at[place].seconds / found["learned"][place].seconds for name, at in peers.items()}
+        for place in range(len(WANTED))
+    ]
+    said = [
+        f"to {sd:g}, {report.short(min(ratio.values()))} times less than "
+        f"{min(ratio, key=ratio.__getitem__).removeprefix('bootstrap, ')}'s"
+        for sd, ratio in zip(WANTED, ratios, strict=True)
+    ]
     report.target(
         "on the factorial HMM the learned filter takes at least 10 times less time than the "
         "bootstrap filter of any peer for the same standard deviation of log Ẑ",
-        f"{report.short(ratios[least])} times less than {least.removeprefix('bootstrap, ')}'s",
-        ratios[least] >= 10,
+        "; ".join(said),
+        min(min(ratio.values()) for ratio in ratios) >= 10,
     )
 
 

@@ -488,3 +488,28 @@ def test_nothing_is_compiled_again_after_a_refresh(monkeypatch):
     assert len(history.refreshes) >= 8
     # once for steps and once for held-out rows, each of which JAX may trace twice
     assert 2 <= len(traced) <= 4
+
+
+def test_what_is_compiled_beforehand_is_what_is_used():
+    training = Training(max_steps=20, batch_size=24, dataset_size=240, heldout_size=48)
+    network, simulator = parts()
+    run = train._Run(network, training, simulator, None, None)
+    compiled = []
+
+    def heard(event, duration, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    with run.sets(zoo.key(0), Interruption()) as sets:
+        run.begin(sets.next())
+        sets._upcoming.result()  # it may compile something too
+        before = len(compiled)
+        run.compile_loss()
+        run.compile_pass()
+        assert len(compiled) > before + 1
+        key = zoo.key(1)
+        ready = len(compiled)
+        run.measure_first()
+        run.one_pass(key)
+    assert len(compiled) == ready

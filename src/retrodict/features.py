@@ -55,15 +55,15 @@ class Scaling(eqx.Module):
 
     @staticmethod
     def fit(
-        rows: Float[Array, "rows features"], there: Bool[Array, " rows"] | None = None
+        rows: Float[Array, "rows features"], there: Bool[Array | np.ndarray, " rows"] | None = None
     ) -> "Scaling":
         """Median, and the width of the middle half as a normal's standard deviation."""
         # twenty thousand rows give a quartile to one part in a hundred
         stride = max(1, rows.shape[0] // 20_000)
-        sample = np.asarray(rows[::stride])
+        sample = np.asarray(rows)[::stride]
         known = np.isfinite(sample)
         if there is not None:
-            known &= np.asarray(there[::stride])[:, None]
+            known &= np.asarray(there)[::stride, None]
         columns = zip(sample.T, known.T, strict=True)
         fitted = np.array([_centre_and_scale(column[here]) for column, here in columns], float)
         centre, scale = fitted.reshape(-1, 2).T
@@ -110,8 +110,9 @@ class ValueEncoder(eqx.Module):
 
     def fit(self, x: Array, there: Array | None) -> "ValueEncoder":
         """Learn the scaling from values with any leading axes."""
-        rows = jnp.reshape(x, (-1, *self.spec.shape))
-        counted = None if there is None else there.ravel()
+        # by NumPy: JAX would compile a program for every shape
+        rows = np.reshape(np.asarray(x), (-1, *self.spec.shape))
+        counted = None if there is None else np.ravel(np.asarray(there))
         return ValueEncoder(self.spec, Scaling.fit(_many_columns(self.spec, rows), counted))
 
 

@@ -31,7 +31,8 @@ def scan(
 
     def at(place: Array | int) -> PyTree:
         def entry(leaf: Array) -> Array:
-            return jax.lax.dynamic_index_in_dim(leaf, place, 0, keepdims=False)
+            found: Array = jax.lax.dynamic_index_in_dim(leaf, place, 0, keepdims=False)
+            return found
 
         return jax.tree.map(entry, entries)
 

@@ -28,7 +28,7 @@ from retrodict.contexts import Assembly
 from retrodict.draws import CHUNK, REASONS, Draws, at_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
-from retrodict.xla import QUICKLY
+from retrodict.xla import QUICKLY, shaped
 
 # Of this many draws, the share that is lost is known well enough to give up.
 ENOUGH = 1000
@@ -89,6 +89,11 @@ class Simulator:
     def row_bytes(self) -> int:
         """Memory of one row."""
         return _bytes(self._shapes[1]) // self.rows_per_draw
+
+    @property
+    def row(self) -> Rows:
+        """Shapes and types of one row."""
+        return jax.tree.map(lambda leaf: shaped(leaf.shape[2:], leaf.dtype), self._shapes[1])
 
     @property
     def chunk(self) -> int:

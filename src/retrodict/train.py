@@ -7,10 +7,11 @@ when the loss on held-out draws rises, or after a number of passes, both sets ar
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Integral
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -23,7 +24,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import floats, run_often, run_once
+from retrodict.xla import floats, run_often, run_once, shaped
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -133,7 +134,7 @@ def _loss(network: ConditionalMADE, rows: Rows) -> Float[Array, ""]:
     return -jnp.mean(jax.vmap(network.log_prob)(context, x))
 
 
-@eqx.filter_jit
+@partial(jax.jit, static_argnames="part")
 def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float[Array, ""]:
     """−log q averaged over held-out rows, worked through in parts."""
     network = eqx.combine(weights, fixed)
@@ -154,11 +155,12 @@ def one_pass(
     clip: float,
 ) -> State:
     """A gradient step for each minibatch of the rows in random order."""
-    return _jitted_pass()(rng_key, state, rows, fixed, pace, clip)
+    new: State = _jitted_pass()(rng_key, state, rows, fixed, pace, clip)
+    return new
 
 
 @cache
-def _jitted_pass() -> Callable[..., State]:
+def _jitted_pass() -> Any:
     """Made when it is first needed: to ask for options starts JAX."""
     return run_often(_one_pass)
 
@@ -252,15 +254,22 @@ def train_network(
     data_key, pass_key = jax.random.split(rng_key)
     interruption = interruption or Interruption()
     run = _Run(network, training, simulator, history, max_seconds)
-    with run.sets(data_key, interruption) as sets:
+    # What comes next is compiled while rows are made or measured. What goes wrong there goes wrong
+    # once more where it is used, and is raised.
+    with ThreadPoolExecutor(1) as beside, run.sets(data_key, interruption) as sets:
+        ready = beside.submit(run.compile_loss)
         try:
             run.begin(_first(sets, interruption))
+            wait([ready])
             if not interruption.asked:
+                if not run.finished(interruption):
+                    ready = beside.submit(run.compile_pass)
                 run.measure_first()
                 if report is not None:
                     report(run.history, run.used)
             while not run.finished(interruption):
                 pass_key, use_key = jax.random.split(pass_key)
+                wait([ready])
                 run.one_pass(use_key)
                 if report is not None:
                     report(run.history, run.used)
@@ -325,6 +334,24 @@ class _Run:
     def used(self) -> float:
         return self.schedule.used(self.step, self.seconds)
 
+    def compile_loss(self) -> None:
+        """Compile what measures the loss, before there is anything to measure."""
+        weights, fixed = eqx.partition(self.best, trainable(self.best))
+        heldout_loss.lower(weights, fixed, self._shapes(self.sizes.held), self._part).compile()
+
+    def compile_pass(self) -> None:
+        """Compile what learns."""
+        size, clip = self.sizes.batch * self.sizes.batches, self.training.clip
+        pace = self.schedule.pace(0, 0.0, self.sizes.batches)
+        key, rows = jax.random.key(0), self._shapes(size)
+        _jitted_pass().lower(key, self.state, rows, self.fixed, pace, clip).compile()
+
+    def _shapes(self, number: int) -> Rows:
+        return jax.tree.map(
+            lambda leaf: shaped((number, *leaf.shape), leaf.dtype),
+            self.simulator.row,
+        )
+
     def begin(self, first: Split) -> None:
         """Take the first set; fit the scalings of a fresh network to it."""
         self._take(first)
@@ -385,8 +412,11 @@ class _Run:
         self.state = State.start(weights, self.training.clip)
 
     def _heldout_loss(self, weights: PyTree) -> float:
-        part = min(self.sizes.batch, self.sizes.held)
-        return float(heldout_loss(weights, self.fixed, self.heldout, part))
+        return float(heldout_loss(weights, self.fixed, self.heldout, self._part))
+
+    @property
+    def _part(self) -> int:
+        return min(self.sizes.batch, self.sizes.held)
 
     def _note(self, loss: float) -> None:
         self.history.steps.append(self.offset + self.step)

@@ -11,13 +11,15 @@ optimisation, what comes out is several times slower.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
 Options = dict[str, str | bool]
 
 QUICKLY: Options = {
@@ -37,9 +39,19 @@ def floats(values: np.ndarray) -> Float[Array, "..."]:
     return made
 
 
-def run_often(fn: Callable[..., Any]) -> Any:
-    """Compile a function whole, when it is first called, to be as fast as may be."""
-    return jax.jit(fn, compiler_options=unassisted())
+def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+    """Compile a function whole, when it is first called, to be as fast as may be.
+
+    It is not for use inside of another function that is compiled, which has options of its own.
+    """
+    made: Callable[Arguments, Found] = jax.jit(fn, compiler_options=unassisted())
+    return made
+
+
+def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+    """What stands for an array when a function is compiled for it beforehand."""
+    stand_in: Any = jax.ShapeDtypeStruct  # JAX does not say its types
+    return stand_in(shape, dtype)
 
 
 @cache
