@@ -24,6 +24,7 @@ from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
 from retrodict.coordinates import unflatten
 from retrodict.networks import MADE, ConditionalMADE, Latent, Value
+from retrodict.xla import run_often
 
 BITS = constraints.independent(constraints.boolean, 1)
 CONTEXT, WIDTH, DEPTH = 21, 300, 4
@@ -45,9 +46,9 @@ def binary(number: int) -> tuple[Latent, ...]:
     return (Latent("x", BITS, (number,)),)
 
 
-@eqx.filter_jit
+@run_often
 def sample(net: ConditionalMADE, keys: Any, y: Any) -> Any:
-    """Draws given one context."""
+    """Draws given one context, compiled as for `infer`."""
     return jax.vmap(net.sample_and_log_prob_encoded, (0, None))(keys, net.encode({"y": y}))
 
 

@@ -78,6 +78,12 @@ def _places(like: Array) -> np.ndarray:
     return along_first(np.arange(like.shape[0]), like)
 
 
+def _pair(first: Array, second: Array) -> Array:
+    """Two arrays as one; what XLA merges with `jnp.stack` is computed one number at a time."""
+    here = along_first(np.array([True, False]), first[None])
+    return jnp.where(here, first, second)
+
+
 def _ends(weights: Array) -> Array:
     """Where the share of each but the last ends."""
     # few weights are added up quicker by a product than by a scan
@@ -186,7 +192,7 @@ class Mixture:
         # XLA's tangent is worked out one number at a time, and again wherever it is used
         cauchy = jnp.sin(angle) / jnp.cos(angle)
         standard = jnp.where(is_wide, cauchy, ndtri(uniform[1]))
-        return jnp.stack([(uniform[0] - self.wide) / (1 - self.wide), standard])
+        return _pair((uniform[0] - self.wide) / (1 - self.wide), standard)
 
     def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._anchored(params, c)
@@ -377,7 +383,7 @@ class Count:
 
     def chance(self, uniform: Array) -> Array:  # noqa: D102
         logit = jnp.log(uniform[1]) - jnp.log1p(-uniform[1])
-        return jnp.stack([uniform[0], logit])
+        return _pair(uniform[0], logit)
 
     def draw(self, params: Array, chance: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         log_weights, means, log_scales = self._with_wide(params)

@@ -7,6 +7,7 @@ rows last (see `rows`).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -215,7 +216,7 @@ class _StepInput(NamedTuple):
     place: Array
     weights: list[Array]
     biases: list[Array]
-    c: Coordinate[Array]
+    constants: Array
     noise: Array
     guided: Array | None
 
@@ -244,9 +245,13 @@ def _loop(
         biases[-1] = biases[-1] + _product(network.direct, known.features, params.all)
         weights.append(_within(network.direct, drawn, params))
 
+    constants, unpacked = _packed(Coordinate(*map(run.by_step, c)), noise.dtype)
+
     def step(known: _Known, xs: _StepInput) -> tuple[_Known, tuple[Array, Array]]:
         state, own, states = known.features, jnp.zeros(()), []
-        own_c, taken = _taking(xs.c, known.taken) if head.span == 1 else (xs.c, known.taken)
+        own_c, taken = unpacked(xs.constants), known.taken
+        if head.span == 1:
+            own_c, taken = _taking(own_c, taken)
         place = run.start + xs.place * head.span
         seen = _look(guide, known.left, head, own_c, place)
         added = _with_guide(xs.biases, seen, xs.guided)
@@ -279,7 +284,7 @@ def _loop(
             bias.reshape(number, to.width, bias.shape[-1])
             for bias, to in zip(biases, outputs, strict=True)
         ],
-        Coordinate(*map(run.by_step, c)),
+        constants,
         noise[run.at_steps],
         guided,
     )
@@ -291,6 +296,17 @@ def _loop(
         new.left,
     )
     return joined, values.reshape(-1, rows), log_q.sum(0)
+
+
+def _packed(
+    c: Coordinate[Array], dtype: np.dtype
+) -> tuple[Array, Callable[[Array], Coordinate[Array]]]:
+    """Constants of all steps as one array, for a loop to hand on, and how to read a step's."""
+
+    def unpacked(row: Array) -> Coordinate[Array]:
+        return Coordinate(*(v.astype(old.dtype) for v, old in zip(row, c, strict=True)))
+
+    return jnp.stack([column.astype(dtype) for column in c], 1), unpacked
 
 
 class _Units(NamedTuple):
