@@ -491,7 +491,8 @@ def test_nothing_is_compiled_again_after_a_refresh(monkeypatch):
 
 
 def test_what_is_compiled_beforehand_is_what_is_used():
-    training = Training(max_steps=20, batch_size=24, dataset_size=240, heldout_size=48)
+    # of sizes that no other test has, whose programs would be there already
+    training = Training(max_steps=20, batch_size=23, dataset_size=253, heldout_size=46)
     network, simulator = parts()
     run = train._Run(network, training, simulator, None, None)
     compiled = []
