@@ -42,22 +42,28 @@ def scan(
     again = jaxpr_as_fun(traced)
     form = jax.tree.structure((start, shapes))
 
-    def handing_on(held: Any, place: Array) -> tuple[Any, Any]:
-        state, entry, found = held
+    # the step after a place in time, and the one before; beyond the ends it does not matter which
+    after, before = (-1, 1) if reverse else (1, -1)
+
+    def written(series: PyTree, found: PyTree, place: Array | int) -> PyTree:
+        def put(leaf: Array, entry: Array) -> Array:
+            done: Array = jax.lax.dynamic_update_index_in_dim(leaf, entry, place, 0)
+            return done
+
+        return jax.tree.map(put, series, found)
+
+    def handing_on(held: Any, place: Array) -> tuple[Any, None]:
+        state, entry, found, series = held
         state, new = jax.tree.unflatten(form, again(*jax.tree.leaves((state, entry))))
-        # beyond the end any entry will do
-        return (state, at(place - 1 if reverse else place + 1), new), found
+        series = written(series, found, jnp.clip(place + before, 0, length - 1))
+        return (state, at(jnp.clip(place + after, 0, length - 1)), new, series), None
 
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (state, _, last), late = jax.lax.scan(
-        handing_on, (start, first, blank), jnp.arange(length), reverse=reverse
+    series = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+    (state, _, last, series), _ = jax.lax.scan(
+        handing_on, (start, first, blank, series), jnp.arange(length), reverse=reverse
     )
-
-    def in_time(late: Array, last: Array) -> Array:
-        parts = [last[None], late[:-1]] if reverse else [late[1:], last[None]]
-        return jnp.concatenate(parts)
-
-    return state, jax.tree.map(in_time, late, last)
+    return state, written(series, last, 0 if reverse else length - 1)
 
 
 def one_by_one(fn: Callable[[Any], Any], entries: PyTree) -> Any:
