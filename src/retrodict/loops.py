@@ -2,7 +2,7 @@
 
 XLA merges the reading of an entry from a series, and the writing of one into another, with whatever
 is computed from the entry or for it; and what reads or writes at a place that is known only when it
-runs is worked out one number at a time, several times slower than in vectors. So entries are handed
+runs is worked out one number at a time instead of in vectors. So entries are handed
 from step to step as they are: read at the end of the step before, and written in the step after.
 """
 
@@ -24,7 +24,7 @@ def scan(
     *,
     reverse: bool = False,
 ) -> tuple[State, Any]:
-    """As `jax.lax.scan`, and several times as fast where a step is more than a few products."""
+    """As `jax.lax.scan`; faster where what is computed from an entry is more than products."""
     length = jax.tree.leaves(entries)[0].shape[0]
     if length < 2:
         return jax.lax.scan(step, start, entries, reverse=reverse)
