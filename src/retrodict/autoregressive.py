@@ -27,6 +27,7 @@ from retrodict import guides
 from retrodict.coordinates import Block, Latent, blocks, table
 from retrodict.curves import Coordinate
 from retrodict.heads import Bernoulli, Bits, Categorical, Count, Head, Mixture
+from retrodict.spectra import Waves
 from retrodict.xla import floats
 
 
@@ -97,9 +98,9 @@ def runs(
         alone = _head(members, components, wide / number, floor / number)
         heads = [(alone, size)]
         if together > 1 and members[0].family == "bernoulli":
-            cut = [(together, size - size % together), (size % together, size % together)]
             heads = [
-                (Bits(k, floor * k / number) if k > 1 else alone, many) for k, many in cut if many
+                (Bits(k, floor * k / number) if k > 1 else alone, many)
+                for k, many in _parts(size, together)
             ]
         for head, many in heads:
             run = Run(start, start + many, head, step, feature, param)
@@ -107,6 +108,19 @@ def runs(
             start, step = start + many, step + run.steps
             feature, param = feature + run.steps * head.features, param + run.steps * head.size
     return tuple(found)
+
+
+def _parts(size: int, most: int) -> list[tuple[int, int]]:
+    """Bits cut into parts of no more than so many: how many make one, and how many are cut so.
+
+    No bit is left alone if there are others.
+    """
+    rest = size % most
+    parts = [rest]
+    if rest == 1 < size:
+        rest += most
+        parts = [rest - rest // 2, rest // 2]
+    return [(k, many) for k, many in ((most, size - rest), *zip(parts, parts, strict=True)) if many]
 
 
 def _head(members: list[Block], components: int, wide: float, floor: float) -> Head:
@@ -193,6 +207,7 @@ class Autoregressive(eqx.Module):
     ]  # the first from features, the last to params
     direct: Float[Array, "features params"] | None
     guided: tuple[Float[Array, "steps inputs width"], ...]  # by layer, then by run to params
+    waves: Waves | None = eqx.field(static=True)  # where bits add up in one observation
 
     def __init__(
         self,
@@ -200,8 +215,9 @@ class Autoregressive(eqx.Module):
         plan: tuple[Run, ...],
         hidden: tuple[int, ...],
         guide_size: int = 0,
+        waves: Waves | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan, self.waves = plan, waves
         number = plan[-1].at_steps.stop
         self.widths = tuple(math.ceil(width / number) for width in hidden)
         unit = self.labels
@@ -218,6 +234,11 @@ class Autoregressive(eqx.Module):
             for scale, shape in zip(scales, shapes, strict=True)
             if guide_size
         )
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """How many coordinates each step draws."""
+        return tuple(run.head.span for run in self.plan for _ in range(run.steps))
 
     @property
     def labels(self) -> "Labels":
@@ -273,12 +294,20 @@ class Autoregressive(eqx.Module):
         expected = encoding.expected
         if expected is None:
             return added
+        by_step: list[Array] = []
+        if self.waves is not None:
+            by_step = guides.look_at_all_sums(self.waves, self.spans, expected, row)
+            if not self.guided:
+                added[-1] += jnp.concatenate(by_step)
+                return added
         every = guides.inputs(guides.look_at_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:
             inputs, begun = every[:, run.at], jnp.zeros((run.head.size, 1))
             if run.head.span > 1:
                 begun, inputs = guides.look_at_all_bits(expected, row, run.at, run.head.span)
+            if by_step:
+                begun = jnp.stack(by_step[run.at_steps], 1)
             seen.append(inputs)
             logits.append(begun.T)
         layers = len(self.widths)

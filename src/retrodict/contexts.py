@@ -70,7 +70,7 @@ class Assembly:
     def guided(self) -> Guided | None:
         """What the network must know of the guide."""
         guide = self.guide
-        return None if guide is None else Guided(guide.facts.order, guide.channels)
+        return None if guide is None else Guided(guide.facts.order, guide.channels, guide.waves)
 
     def x(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
         """The latents of one copy, by label."""

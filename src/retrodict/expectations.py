@@ -10,7 +10,7 @@ robust regression. Networks get it as an input (see `guides`); nothing depends o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from retrodict.graph import Graph
 from retrodict.guides import MOST_CHANNELS, Expected
 from retrodict.model import Evaluation, Expect, carry_name
 from retrodict.moments import NO_INFORMATION, Moments
+from retrodict.spectra import Waves
 from retrodict.views import Members, Values
 
 
@@ -35,6 +36,7 @@ class Facts(NamedTuple):
         centre, variance: of the coordinates whose distribution has none, from simulation; NaN else.
         slope: how the children's means move with bits, observation by observation, if that is the
             same whatever the values; empty else.
+        waves: of `Waves`, where the coordinates are bits that add up in one observation.
     """
 
     order: tuple[int, ...]
@@ -42,6 +44,7 @@ class Facts(NamedTuple):
     centre: tuple[float, ...]
     variance: tuple[float, ...]
     slope: tuple[float, ...] = ()
+    waves: tuple[float, ...] = ()
 
 
 class Child(NamedTuple):
@@ -60,7 +63,10 @@ class Child(NamedTuple):
     members: Members | None = None
 
 
-class _Pieces(NamedTuple):
+_Evaluate: TypeAlias = Callable[[Values, Expect], Evaluation]
+
+
+class Pieces(NamedTuple):
     """Moments by copy: the latents' own, and the children's with their log densities."""
 
     own: Moments
@@ -113,6 +119,14 @@ class Guide:
         return 4 * 4 * int(np.prod(self.copies)) * number * (self.observations + number)
 
     @property
+    def waves(self) -> Waves | None:
+        """Where the coordinates are bits that add up in one observation, how it is looked at."""
+        if not self.facts.waves:
+            return None
+        spacing, number, blur, exact = self.facts.waves
+        return Waves(spacing, int(number), blur, bool(exact))
+
+    @property
     def channels(self) -> int:
         """How many innovations are shown: of discrete latents, where there are not too many."""
         few = self.observations <= MOST_CHANNELS
@@ -120,8 +134,28 @@ class Guide:
 
     def at(self, values: Values, index: Sequence[Int[Array, ""]]) -> Expected:
         """What is expected of one copy, where arrays of time hold all steps."""
+        _, evaluate, place = self._placed(values, index)
+        return self._expected(evaluate, place)
+
+    def truth(
+        self, values: Values, index: Sequence[Int[Array, ""]]
+    ) -> tuple[Float[Array, " coordinates"], Float[Array, " observations"], Pieces]:
+        """One copy's coordinates, its observations, and what is expected given the former."""
+        given, evaluate, place = self._placed(values, index)
+        latents = {n: given[n] for n in self.factor.latents}
+        found = self._pieces(evaluate(latents, {}))
+        seen = self._observed({child.name: given[child.name] for child in self.children})
+        whole = (self._rows(latents), seen, found)
+        one: tuple[Array, Array, Pieces] = jax.tree.map(lambda leaf: leaf[tuple(place)], whole)
+        return one
+
+    def _placed(
+        self, values: Values, index: Sequence[Int[Array, ""]]
+    ) -> tuple[Values, _Evaluate, Sequence[Int[Array, ""]]]:
+        """Values at a copy's time, how to evaluate the model there, and its index among plates."""
         if self.scan is None:
-            return self.whole(values, index)
+            known = {n: values[n] for n in self.graph.sites if n in values}
+            return known, self._whole(known), index
         time, *place = index
         inside = set(self.graph.program.scan_sites[self.scan])
         outer = {n: values[n] for n in self.graph.sites if n in values and n not in inside}
@@ -130,20 +164,7 @@ class Guide:
         leaves, tree = jax.tree.flatten(blank)
         carried = [values[carry_name(self.scan, n)][time] for n in range(len(leaves))]
         carry = jax.tree.unflatten(tree, carried)
-        return self.step(outer, given, time, carry, place)
-
-    def whole(self, values: Values, index: Sequence[Int[Array, ""]]) -> Expected:
-        """What is expected of one copy of a factor outside of time."""
-        program = self.graph.program
-        known = {
-            n: values[n] for n in self.graph.sites if n in values and n not in self.factor.latents
-        }
-
-        def evaluate(latents: Values, expect: Expect) -> Evaluation:
-            # What is not known is drawn; nothing that is used depends on it.
-            return program.run(jax.random.key(0), {**known, **latents}, expect=expect)
-
-        return self._expected(evaluate, known, index)
+        return given, self._in_step(outer, given, time, carry), place
 
     def step(
         self,
@@ -154,7 +175,20 @@ class Guide:
         index: Sequence[Int[Array, ""]],
     ) -> Expected:
         """What is expected of one copy in one step of a scan."""
-        known = {n: v for n, v in given.items() if n not in self.factor.latents}
+        return self._expected(self._in_step(outer, given, time, carry), index)
+
+    def _whole(self, values: Values) -> _Evaluate:
+        known = self._without_latents(values)
+
+        def evaluate(latents: Values, expect: Expect) -> Evaluation:
+            # What is not known is drawn; nothing that is used depends on it.
+            program = self.graph.program
+            return program.run(jax.random.key(0), {**known, **latents}, expect=expect)
+
+        return evaluate
+
+    def _in_step(self, outer: Values, given: Values, time: Array, carry: Any) -> _Evaluate:
+        known = self._without_latents(given)
 
         def evaluate(latents: Values, expect: Expect) -> Evaluation:
             key, scan = jax.random.key(0), self.scan or 0
@@ -163,20 +197,18 @@ class Guide:
             )
             return found
 
-        return self._expected(evaluate, known, index)
+        return evaluate
 
-    def _expected(
-        self,
-        evaluate: Callable[[Values, Expect], Evaluation],
-        known: Values,
-        index: Sequence[Int[Array, ""]],
-    ) -> Expected:
+    def _without_latents(self, values: Values) -> dict[str, Array]:
+        return {n: v for n, v in values.items() if n not in self.factor.latents}
+
+    def _expected(self, evaluate: _Evaluate, index: Sequence[Int[Array, ""]]) -> Expected:
         """Linearise at the latents' means, and again at the estimate; take one copy of it."""
         begin = evaluate({}, self._reference())
         x = self._rows({n: begin.values[n] for n in self.factor.latents})
         y = self._observed({n: begin.values[n] for n in (c.name for c in self.children)})
 
-        def pieces(x: Array) -> _Pieces:
+        def pieces(x: Array) -> Pieces:
             return self._pieces(evaluate(self._values(x), {}))
 
         slopes, first = self._derivatives(pieces, x)
@@ -206,11 +238,11 @@ class Guide:
     def _linear(
         self,
         slopes: "_Slopes",
-        at: _Pieces,
+        at: Pieces,
         x: Array,
         y: Array,
         centre: Array,
-        first: _Pieces | None = None,
+        first: Pieces | None = None,
     ) -> "_Line":
         """How means move with the coordinates around x; residuals are those at `centre`.
 
@@ -228,9 +260,7 @@ class Guide:
         prior = centre - (centre if first is None else at.own.mean)
         return _Line(centre, prior, slopes.own, residual, slopes.of_children, weight)
 
-    def _derivatives(
-        self, pieces: Callable[[Array], _Pieces], x: Array
-    ) -> tuple["_Slopes", _Pieces]:
+    def _derivatives(self, pieces: Callable[[Array], Pieces], x: Array) -> tuple["_Slopes", Pieces]:
         """Of means and log densities, and their values."""
         if self.channels and self.facts.slope:
             number, at = x.shape[-1], pieces(x)
@@ -238,7 +268,7 @@ class Guide:
             blank = jnp.zeros((*self.copies, 1, number))
             return _Slopes(blank, jnp.broadcast_to(known, (*self.copies, *known.shape)), blank), at
 
-        def outputs(x: Array) -> tuple[_Slopes, _Pieces]:
+        def outputs(x: Array) -> tuple[_Slopes, Pieces]:
             found = pieces(x)
             return _Slopes(found.own.mean, found.of_children.mean, found.log_density), found
 
@@ -279,7 +309,7 @@ class Guide:
         )
 
     def _taken(
-        self, found: "_Solved", first: _Pieces, spread: Array, index: Sequence[Array]
+        self, found: "_Solved", first: Pieces, spread: Array, index: Sequence[Array]
     ) -> Expected:
         """One copy, its coordinates in the order drawn; without information where all failed."""
         order, place = np.array(self.facts.order), tuple(index)
@@ -365,7 +395,7 @@ class Guide:
             found.append(rest * (1 if child.members is None else child.members.table.shape[1]))
         return found
 
-    def _pieces(self, found: Evaluation) -> _Pieces:
+    def _pieces(self, found: Evaluation) -> Pieces:
         own = [
             self._rows({n: found.moments[n][part] for n in self.factor.latents})
             for part in range(2)
@@ -385,7 +415,7 @@ class Guide:
             else jnp.zeros((*self.copies, size))
             for child, size in zip(self.children, self._sizes, strict=True)
         ]
-        return _Pieces(Moments(*own), Moments(*of_children), jnp.concatenate(densities, -1))
+        return Pieces(Moments(*own), Moments(*of_children), jnp.concatenate(densities, -1))
 
     def _inside(self, mean: Array, x: Array) -> Array:
         """The estimate, kept inside the support: at least a fiftieth of the way from its bound."""
@@ -429,7 +459,7 @@ def _precision(variance: Array) -> Array:
     return jnp.where(jnp.isfinite(kept), 1 / kept, 0.0)
 
 
-def _pull(at: _Pieces, slope: Array, score: Array, residual: Array) -> Array:
+def _pull(at: Pieces, slope: Array, score: Array, residual: Array) -> Array:
     """How hard each observation pulls at its mean, relative to a normal of the same variance.
 
     An outlier of a heavy-tailed distribution pulls less than its distance says.

@@ -7,6 +7,7 @@ them, the innovation of a filter. Half of a mixture's components are placed rela
 picture misses, the network learns; what the network misses, the weights correct.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from retrodict import spectra
 from retrodict.curves import Coordinate, match_gaussian
 from retrodict.heads import along_first, compress, patterns
 from retrodict.rows import side_by_side
+from retrodict.spectra import Waves
 
 Place = Int[Array, ""] | int  # of a coordinate, in the order drawn
 
@@ -71,10 +74,12 @@ class Left(NamedTuple):
     Attributes:
         noise: root⁻¹ (x − centre), zero where x is not known yet, or where there are channels.
         residual: observations minus their means.
+        sum: where bits add up in one observation, what of it is left to explain.
     """
 
     noise: Float[Array, "coordinates *rows"]
     residual: Float[Array, "channels *rows"]
+    sum: spectra.Sum | None = None
 
 
 class View(NamedTuple):
@@ -89,9 +94,13 @@ class View(NamedTuple):
     noise: Float[Array, "channels *rows"]
 
 
-def start(expected: Expected) -> Left:
+def start(expected: Expected, waves: Waves | None = None) -> Left:
     """Nothing is known yet."""
-    return Left(jnp.zeros_like(expected.centre), expected.residual)
+    left = Left(jnp.zeros_like(expected.centre), expected.residual)
+    if waves is None:
+        return left
+    (residual,), (slope,) = expected.residual, expected.slope
+    return left._replace(sum=spectra.start(waves, residual, slope, expected.prior))
 
 
 def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
@@ -200,6 +209,43 @@ class BitsView(NamedTuple):
     inputs: Float[Array, "inputs *rows"]
 
 
+def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[spectra.Block, ...]:
+    """The bits of each step, where they add up in one observation."""
+    (slope,), (noise,) = expected.slope, expected.noise
+    return spectra.blocks_of(waves, spans, slope, expected.prior, noise)
+
+
+def look_at_sum(
+    waves: Waves, expected: Expected, left: Left, block: spectra.Block
+) -> Float[Array, "patterns *rows"]:
+    """Logits of all patterns of a step's bits, where they add up in one observation."""
+    assert left.sum is not None
+    return _held_up(spectra.log_chances(waves, block, left.sum, expected.noise[0]))
+
+
+def look_at_all_sums(
+    waves: Waves, spans: Sequence[int], expected: Expected, row: Float[Array, " coordinates"]
+) -> list[Float[Array, " patterns"]]:
+    """The same for every step, given all coordinates before."""
+    left, found = start(expected, waves), []
+    ends = np.cumsum(spans)
+    for block, span, end in zip(sums(waves, spans, expected), spans, ends, strict=True):
+        found.append(look_at_sum(waves, expected, left, block))
+        left = learn_sum(left, block, row[end - span : end])
+    return found
+
+
+def learn_sum(left: Left, block: spectra.Block, values: Array) -> Left:
+    """What is left once a step's bits are known."""
+    assert left.sum is not None
+    return left._replace(sum=spectra.learn(block, left.sum, values))
+
+
+def _held_up(logits: Float[Array, "patterns *rows"]) -> Float[Array, "patterns *rows"]:
+    """The picture may rule out what is so; the network must be able to put it right."""
+    return jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
+
+
 def look_at_bits(expected: Expected, tails: Array, left: Left, place: Place, span: int) -> BitsView:
     """A few bits at once from some place on, where there are channels."""
     slope = jax.lax.dynamic_slice_in_dim(expected.slope, place, span, 1)
@@ -255,11 +301,9 @@ def _look_at_bits(
         # Student's t with four degrees of freedom: what the others may still do is no normal, and
         # a proposal with light tails has weights with heavy ones
         logits = logits - 2.5 * jnp.log1p(jnp.clip(gap / 2, -1e9, 1e9) ** 2)
-    # the picture may rule out what is so; the network must be able to put it right
-    logits = jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
     own = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]
     own += [jnp.zeros_like(own[0])] * (_own(channels) - span)
-    return BitsView(logits, _stacked([*own, *_innovations(residual, tail, noise)]))
+    return BitsView(_held_up(logits), _stacked([*own, *_innovations(residual, tail, noise)]))
 
 
 def overview(expected: Expected, c: Coordinate[Array]) -> Float[Array, " features"]:

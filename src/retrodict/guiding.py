@@ -8,19 +8,21 @@ coordinates move the observations most.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from retrodict.coordinates import Latent, blocks, table
 from retrodict.draws import Draws, usual_number
-from retrodict.expectations import Child, Facts, Guide
+from retrodict.expectations import Child, Facts, Guide, Pieces
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
+from retrodict.guides import BITS, Expected
 from retrodict.relations import Link, Table, Window
+from retrodict.spectra import fitted
 from retrodict.views import Group, Members, membership
 from retrodict.xla import run_once
 
@@ -30,6 +32,10 @@ MOST_COORDINATES = 128
 # Draws from the prior that are looked at; fewer where a model has so many values that not as many
 # are drawn at a time.
 REFERENCES = 128
+# Bits whose sum is looked at: each few of them are written out.
+MOST_BITS = 60
+# Rounding aside, what is expected beforehand is what is so.
+ALIKE = 3e-3
 
 
 def find_guide(
@@ -193,11 +199,32 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     guide = replace(
         guide, children=children, facts=Facts(guide.facts.order, names, centre, variance)
     )
-    told, slope = _information(guide, references)
-    if not np.any(told > 1e-3):
+    told = _information(guide, references)
+    if not np.any(told.gain > 1e-3):
         return None
-    order = _order(guide.latents, told)
-    return replace(guide, facts=guide.facts._replace(order=order, slope=slope))
+    facts = guide.facts._replace(order=_order(guide.latents, told.gain), slope=told.slope)
+    guide = replace(guide, facts=facts)
+    if _adds_up(guide):
+        guide = replace(guide, facts=facts._replace(waves=_waves(facts, told)))
+    return guide
+
+
+def _adds_up(guide: Guide) -> bool:
+    """Whether the coordinates are bits that move one observation, always alike."""
+    number = len(guide.facts.order)
+    few = 1 < number <= MOST_BITS
+    return bool(guide.channels == 1 and guide.facts.slope and guide.binary.all() and few)
+
+
+def _waves(facts: Facts, told: "_Told") -> tuple[float, ...]:
+    """The frequencies at which a sum of bits is looked at."""
+    later = np.array(facts.order[BITS:], int)
+    effects = np.array(facts.slope)[later]
+    usual = np.sqrt(np.median(told.variance[:, later] @ effects**2))
+    # where noise differs from draw to draw, even small ones should be seen as they are
+    noise = np.sqrt(np.quantile(told.noise, 0.1))
+    exact = told.exact and bool(np.isnan(facts.centre).all())
+    return tuple(map(float, fitted(effects, float(usual), float(noise), exact)))
 
 
 def _size(guide: Guide) -> int:
@@ -242,39 +269,74 @@ def _fallbacks(
     )
 
 
-def _information(guide: Guide, draws: Mapping[str, Array]) -> tuple[np.ndarray, tuple[float, ...]]:
+class _Told(NamedTuple):
     """What a guide tells, on draws from the prior.
 
-    Returns:
-        how much more is known of each coordinate than before, in units of the prior's precision;
-        and the slopes of channels, if they are the same in all draws and copies.
+    Attributes:
+        gain: how much more is known of each coordinate than before, in units of the prior's
+            precision.
+        slope: of channels, if it is the same in all draws and copies; empty else.
+        variance, noise: of the coordinates and of the channels, by draw.
+        exact: whether what is expected before latents are known is so whatever they are, and
+            observations are normal.
     """
+
+    gain: Float[np.ndarray, " coordinates"]
+    slope: tuple[float, ...]
+    variance: Float[np.ndarray, "draws coordinates"]
+    noise: Float[np.ndarray, "draws channels"]
+    exact: bool
+
+
+def _information(guide: Guide, draws: Mapping[str, Array]) -> _Told:
     copies = ((guide.graph.scan_lengths[guide.scan],) if guide.scan is not None else ()) + (
         guide.copies
     )
     size = int(np.prod(copies, dtype=int))
 
-    def told(values: Any, number: Array) -> tuple[Array, Array]:
+    def told(values: Any, number: Array) -> tuple[Array, Expected, Array]:
         # Another copy for every draw, the last first: in time, the first may start from a constant.
         index = jnp.unravel_index(size - 1 - number % size, copies)
         found = guide.at(values, index if copies else ())
-        if guide.channels:
-            gain = jnp.sum(found.slope**2 / found.noise[:, None], 0)
-        else:
+        if not guide.channels:
             gain = jnp.sum(found.white**2, 0) - 1 / found.variance
+            return gain * found.variance, found, jnp.zeros(())
+        gain = jnp.sum(found.slope**2 / found.noise[:, None], 0)
         # Facts have the latents' own order until this tells another.
-        return gain * found.variance, found.slope
+        surprise = _surprise(found, *guide.truth(values, index if copies else ()))
+        return gain * found.variance, found, surprise
 
     number = jax.tree.leaves(draws)[0].shape[0]
-    gains, slopes = run_once(jax.vmap(told), draws, jnp.arange(number))
-    gains, slopes = np.asarray(gains, float), np.asarray(slopes, float)
+    gains, found, surprise = run_once(jax.vmap(told), draws, jnp.arange(number))
+    gains, slopes = np.asarray(gains, float), np.asarray(found.slope, float)
     with np.errstate(invalid="ignore"):
         gains = np.where(np.isfinite(gains), gains, np.nan)
     seen = ~np.all(np.isnan(gains), 0)
     gain = np.where(seen, np.nanmedian(np.where(seen, gains, 0.0), 0), 0.0)
-    if not guide.channels or np.ptp(slopes, 0).max() > 1e-4 * np.abs(slopes).max():
-        return gain, ()
-    return gain, tuple(map(float, np.median(slopes, 0).ravel()))
+    slope: tuple[float, ...] = ()
+    if guide.channels and np.ptp(slopes, 0).max() <= 1e-4 * np.abs(slopes).max():
+        slope = tuple(map(float, np.median(slopes, 0).ravel()))
+    variance, noise = np.asarray(found.variance, float), np.asarray(found.noise, float)
+    return _Told(gain, slope, variance, noise, bool(np.all(np.asarray(surprise) < ALIKE)))
+
+
+def _surprise(found: Expected, x: Array, y: Array, truth: Pieces) -> Float[Array, ""]:
+    """How far what is expected beforehand is from what is so given the latents' values x.
+
+    Zero for independent latents, observations whose means they move linearly, and normal noise.
+    """
+    mean, variance = truth.of_children
+    sd = jnp.sqrt(variance)
+    foreseen = found.residual - found.slope @ (x - found.prior)
+    normal = -0.5 * ((y - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
+    apart = [
+        (y - mean - foreseen) / sd,
+        jnp.log(variance / found.noise),
+        truth.own.mean - found.prior,
+        truth.log_density - normal,
+    ]
+    largest = jnp.max(jnp.abs(jnp.concatenate(apart)))
+    return jnp.where(jnp.isnan(largest), jnp.inf, largest)
 
 
 def _order(latents: tuple[Latent, ...], told: np.ndarray) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from retrodict.encoders import (
 )
 from retrodict.features import Scaling, Value
 from retrodict.rows import by_rows, side_by_side
+from retrodict.spectra import Waves
 from retrodict.xla import floats
 
 __all__ = ["MADE", "ConditionalMADE", "Latent", "Series", "Set", "Value", "trainable"]
@@ -47,10 +48,18 @@ class Guided(NamedTuple):
     Attributes:
         order: the coordinates as drawn, by their place in the order of the latents.
         channels: observations whose innovations are shown.
+        waves: where all coordinates are bits that add up in one observation, the frequencies at
+            which that is looked at.
     """
 
     order: tuple[int, ...]
     channels: int
+    waves: Waves | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a network has nothing to add to what the model expects."""
+        return self.waves is not None and self.waves.exact
 
 
 EXPECTED = "expected"
@@ -67,7 +76,7 @@ class MADE:
     Attributes:
         hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
             or of 64 for a factor of few coordinates that is repeated, over a plate or in time; of
-            32 if the model itself says what it expects of them.
+            32 if the model itself says what it expects of them; none if what it says is exact.
         components: Components of each mixture.
         context: Units in each layer of the network that prepares the context. None: one layer of
             half as many.
@@ -103,15 +112,17 @@ class MADE:
     ) -> "ConditionalMADE":
         """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
         number = sum(block.size for block in blocks(latents))
-        sizes = self.sized(number, copies, guide is not None)
+        sizes = self.sized(number, copies, guide)
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
 
-    def sized(self, coordinates: int, copies: int, guided: bool) -> "Sized":
+    def sized(self, coordinates: int, copies: int, guide: Guided | None = None) -> "Sized":
         """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
+        if guide is not None and guide.exact:
+            return Sized(self.hidden or (), self.context or (), self)
         small = coordinates <= FEW_COORDINATES and copies > 1
-        width = (32 if guided else 64) if small else 128
+        width = (64 if guide is None else 32) if small else 128
         hidden = (width, width) if self.hidden is None else self.hidden
         context = (width // 2,) if self.context is None else self.context
         return Sized(hidden, context, self)
@@ -152,8 +163,9 @@ class ConditionalMADE(eqx.Module):
         shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
         together = guides.BITS if guide is not None and guide.channels else 1
         plan = runs(latents, options.components, *shares, together)
-        guide_size = 0 if guide is None else guides.size(guide.channels)
-        self.network = Autoregressive(rng, plan, hidden, guide_size)
+        guide_size = 0 if guide is None or guide.exact else guides.size(guide.channels)
+        waves = None if guide is None else guide.waves
+        self.network = Autoregressive(rng, plan, hidden, guide_size, waves)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in inputs)
         size = sum(encoder.size for encoder in self.encoders)

@@ -22,6 +22,7 @@ from retrodict.guides import Place
 from retrodict.heads import Head
 from retrodict.loops import scan
 from retrodict.rows import by_rows
+from retrodict.spectra import Block
 
 # More loops draw faster and compile slower.
 LOOPS = 4
@@ -58,6 +59,7 @@ class _Known(NamedTuple):
 class _Guide(NamedTuple):
     expected: guides.Expected
     tails: Float[Array, "coordinates channels rows"]
+    blocks: tuple[Block, ...]  # by step, where bits add up in one observation
 
 
 class _Given(NamedTuple):
@@ -86,10 +88,13 @@ def _draw(
     rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
     guide = left = None
     if encoding.expected is not None:
-        guide = _Guide(encoding.expected, encoding.expected.tails)
+        blocks: tuple[Block, ...] = ()
+        if network.waves is not None:
+            blocks = guides.sums(network.waves, network.spans, encoding.expected)
+        guide = _Guide(encoding.expected, encoding.expected.tails, blocks)
         left = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], rows)),
-            guides.start(encoding.expected),
+            guides.start(encoding.expected, network.waves),
         )
     known = _Known(
         jnp.zeros((0, rows)),
@@ -105,7 +110,8 @@ def _draw(
         guide,
     )
     steps = network.plan[-1].at_steps.stop
-    length = 1 if steps <= SHORT else max(4, math.ceil(steps / LOOPS))
+    short = steps <= SHORT or network.waves is not None
+    length = 1 if short else max(4, math.ceil(steps / LOOPS))
     values, densities = [], []
     for number, run in enumerate(network.plan):
         for first in range(0, run.steps, length):
@@ -141,6 +147,14 @@ def _look(
     return _Seen(c, guides.inputs(view, c), view=view)
 
 
+def _look_at_sum(given: _Given, left: guides.Left | None, step: int, seen: _Seen) -> _Seen:
+    """The same, where bits add up in one observation: what is seen of them is nearer the truth."""
+    network, guide = given.network, given.guide
+    assert network.waves is not None and guide is not None and left is not None
+    logits = guides.look_at_sum(network.waves, guide.expected, left, guide.blocks[step])
+    return seen._replace(logits=logits, inputs=seen.inputs if network.guided else None)
+
+
 def _learn(
     guide: _Guide | None, left: guides.Left | None, seen: _Seen, place: Place, value: Array
 ) -> guides.Left | None:
@@ -154,7 +168,7 @@ def _learn(
 def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[Array]:
     """What the context adds to the units and parameters of a step, and what the guide does."""
     if weight is None or seen.inputs is None:
-        return added
+        return [*added[:-1], added[-1] + seen.logits]
     ends = np.cumsum([a.shape[0] for a in added])[:-1]
     parts = jnp.split(weight.T @ seen.inputs, ends)
     *layers, params = (a + part for a, part in zip(added, parts, strict=True))
@@ -179,6 +193,8 @@ def _written_out(
     at = [slice(step * width, (step + 1) * width) for width in network.widths]
     at.append(slice(run.first_param, run.first_param + head.size))
     seen = _look(guide, known.left, head, own_c, run.start)
+    if network.waves is not None:
+        seen = _look_at_sum(given, known.left, step, seen)
     added = [layer[cut] for layer, cut in zip(encoding.layers, at, strict=True)]
     added = _with_guide(added, seen, None if guided is None else guided[0])
     state, states, own = known.features, [], jnp.zeros(())
@@ -192,11 +208,14 @@ def _written_out(
     if network.direct is not None:
         params = params + _product(network.direct, known.features, at[-1])
     value, log_q = _drawn(head, params, noise[step], seen.c)
+    left = _learn(guide, known.left, seen, run.start, value)
+    if network.waves is not None and guide is not None and left is not None:
+        left = guides.learn_sum(left, guide.blocks[step], value)
     after = _Known(
         jnp.concatenate([known.features, head.feature(value, seen.c)]),
         tuple(states),
         taken + value if head.span == 1 else taken,
-        _learn(guide, known.left, seen, run.start, value),
+        left,
     )
     return after, value.reshape(head.span, -1), log_q
 
