@@ -27,7 +27,7 @@ from retrodict import guides
 from retrodict.coordinates import Block, Latent, blocks, table
 from retrodict.curves import Coordinate
 from retrodict.heads import Bernoulli, Bits, Categorical, Count, Head, Mixture
-from retrodict.spectra import Waves
+from retrodict.spectra import Waves, spans
 from retrodict.xla import floats
 
 
@@ -99,8 +99,8 @@ def runs(
         heads = [(alone, size)]
         if together > 1 and members[0].family == "bernoulli":
             heads = [
-                (Bits(k, floor * k / number) if k > 1 else alone, many)
-                for k, many in _parts(size, together)
+                (Bits(k, floor * k / number) if k > 1 else alone, sum(parts))
+                for k, parts in groupby(spans(size, together))
             ]
         for head, many in heads:
             run = Run(start, start + many, head, step, feature, param)
@@ -108,19 +108,6 @@ def runs(
             start, step = start + many, step + run.steps
             feature, param = feature + run.steps * head.features, param + run.steps * head.size
     return tuple(found)
-
-
-def _parts(size: int, most: int) -> list[tuple[int, int]]:
-    """Bits cut into parts of no more than so many: how many make one, and how many are cut so.
-
-    No bit is left alone if there are others.
-    """
-    rest = size % most
-    parts = [rest]
-    if rest == 1 < size:
-        rest += most
-        parts = [rest - rest // 2, rest // 2]
-    return [(k, many) for k, many in ((most, size - rest), *zip(parts, parts, strict=True)) if many]
 
 
 def _head(members: list[Block], components: int, wide: float, floor: float) -> Head:
@@ -198,7 +185,7 @@ def sharing(latents: tuple[Latent, ...]) -> Float[np.ndarray, "coordinates coord
 
 
 class Autoregressive(eqx.Module):
-    """Weights between coordinates, hidden units and parameters."""
+    """Weights between coordinates, hidden units and parameters; none if they add nothing."""
 
     plan: tuple[Run, ...] = eqx.field(static=True)
     widths: tuple[int, ...] = eqx.field(static=True)  # hidden units with one label, by layer
@@ -216,10 +203,14 @@ class Autoregressive(eqx.Module):
         hidden: tuple[int, ...],
         guide_size: int = 0,
         waves: Waves | None = None,
+        bare: bool = False,
     ) -> None:
         self.plan, self.waves = plan, waves
         number = plan[-1].at_steps.stop
         self.widths = tuple(math.ceil(width / number) for width in hidden)
+        if bare:
+            self.layers, self.direct, self.guided = (), None, ()
+            return
         unit = self.labels
         inputs, outputs = (unit.features, *unit.hidden), (*unit.hidden, unit.params)
         *layers, last = (initial(rng, into, out) for into, out in zip(inputs, outputs, strict=True))
@@ -254,6 +245,8 @@ class Autoregressive(eqx.Module):
         """
         unit = self.labels
         added = self._added(encoding, row, c)
+        if not self.layers:
+            return self._by_run(added[-1])
         features = jnp.concatenate(
             [
                 jax.vmap(run.head.feature)(run.by_step(row), _by_step(run, c)).reshape(-1)
@@ -267,6 +260,9 @@ class Autoregressive(eqx.Module):
         out = added[-1] + product(state, self.layers[-1], seen, unit.params)
         if self.direct is not None:
             out = out + product(features, self.direct, unit.features, unit.params)
+        return self._by_run(out)
+
+    def _by_run(self, out: Float[Array, " params"]) -> tuple[Float[Array, "steps params"], ...]:
         ends = np.cumsum([run.steps * run.head.size for run in self.plan])[:-1]
         return tuple(
             part.reshape(run.steps, run.head.size)

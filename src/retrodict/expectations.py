@@ -123,8 +123,8 @@ class Guide:
         """Where the coordinates are bits that add up in one observation, how it is looked at."""
         if not self.facts.waves:
             return None
-        spacing, number, blur, exact = self.facts.waves
-        return Waves(spacing, int(number), blur, bool(exact))
+        spacing, blur, exact, *numbers = self.facts.waves
+        return Waves(spacing, tuple(map(int, numbers)), blur, bool(exact))
 
     @property
     def channels(self) -> int:

@@ -220,7 +220,8 @@ def look_at_sum(
 ) -> Float[Array, "patterns *rows"]:
     """Logits of all patterns of a step's bits, where they add up in one observation."""
     assert left.sum is not None
-    return _held_up(spectra.log_chances(waves, block, left.sum, expected.noise[0]))
+    logits = spectra.log_chances(waves, block, left.sum, expected.noise[0])
+    return logits if waves.exact else _held_up(logits)
 
 
 def look_at_all_sums(
@@ -228,17 +229,18 @@ def look_at_all_sums(
 ) -> list[Float[Array, " patterns"]]:
     """The same for every step, given all coordinates before."""
     left, found = start(expected, waves), []
-    ends = np.cumsum(spans)
-    for block, span, end in zip(sums(waves, spans, expected), spans, ends, strict=True):
-        found.append(look_at_sum(waves, expected, left, block))
-        left = learn_sum(left, block, row[end - span : end])
+    blocks = sums(waves, spans, expected)
+    for step, end in enumerate(np.cumsum(spans)):
+        found.append(look_at_sum(waves, expected, left, blocks[step]))
+        left = learn_sum(left, blocks, step, row[end - spans[step] : end])
     return found
 
 
-def learn_sum(left: Left, block: spectra.Block, values: Array) -> Left:
+def learn_sum(left: Left, blocks: tuple[spectra.Block, ...], step: int, values: Array) -> Left:
     """What is left once a step's bits are known."""
     assert left.sum is not None
-    return left._replace(sum=spectra.learn(block, left.sum, values))
+    after = blocks[step + 1] if step + 1 < len(blocks) else None
+    return left._replace(sum=spectra.learn(blocks[step], left.sum, values, after))
 
 
 def _held_up(logits: Float[Array, "patterns *rows"]) -> Float[Array, "patterns *rows"]:

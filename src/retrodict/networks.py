@@ -137,7 +137,10 @@ class Sized(NamedTuple):
 
 
 class ConditionalMADE(eqx.Module):
-    """q(x | context) over the latents of one factor. Methods take one draw: `jax.vmap` for more."""
+    """q(x | context) over the latents of one factor. Methods take one draw: `jax.vmap` for more.
+
+    Where what the model expects is exact, it has no weights unless hidden units are asked for.
+    """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
@@ -159,15 +162,16 @@ class ConditionalMADE(eqx.Module):
         copies: int = 1,
     ) -> None:
         hidden, context, options = sizes
-        self.latents, self.inputs, self.guide = latents, inputs, guide
+        bare = guide is not None and guide.exact and not hidden
+        self.latents, self.inputs, self.guide = latents, () if bare else inputs, guide
         shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
         together = guides.BITS if guide is not None and guide.channels else 1
         plan = runs(latents, options.components, *shares, together)
         guide_size = 0 if guide is None or guide.exact else guides.size(guide.channels)
         waves = None if guide is None else guide.waves
-        self.network = Autoregressive(rng, plan, hidden, guide_size, waves)
+        self.network = Autoregressive(rng, plan, hidden, guide_size, waves, bare)
         self.scaling = Scaling.unit(plan[-1].stop)
-        self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in inputs)
+        self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in self.inputs)
         size = sum(encoder.size for encoder in self.encoders)
         if guide is not None and not guide.channels:
             size += guides.overview_size(plan[-1].stop)
@@ -175,6 +179,9 @@ class ConditionalMADE(eqx.Module):
         if self.trunk.layers:
             size += context[-1]
         unit = self.network.labels
+        if bare:
+            self.from_context = self.biases = ()
+            return
         outputs = (*unit.hidden, unit.params)
         everywhere = np.full(size, -1)
         *layers, params = (initial(rng, everywhere, to) for to in outputs)
@@ -195,6 +202,8 @@ class ConditionalMADE(eqx.Module):
             expected = cast(guides.Expected, context[EXPECTED])
             if not self.guide.channels:
                 parts.append(guides.overview(expected, self._constants()))
+        if not self.biases:
+            return Encoding((jnp.zeros(self.network.labels.params.size),), expected)
         weights = (self.trunk, self.from_context, self.biases)
         encoded = (by_rows(_layers) if to_draw and parts else _layers)(weights, parts)
         return Encoding(encoded, expected)

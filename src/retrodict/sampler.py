@@ -204,13 +204,15 @@ def _written_out(
         own = own + new if network._residual(layer) else new
         state = jnp.concatenate([known.states[layer], own])
         states.append(state)
-    params = added[-1] + _product(network.layers[-1], state, at[-1])
+    params = added[-1]
+    if network.layers:
+        params = params + _product(network.layers[-1], state, at[-1])
     if network.direct is not None:
         params = params + _product(network.direct, known.features, at[-1])
     value, log_q = _drawn(head, params, noise[step], seen.c)
     left = _learn(guide, known.left, seen, run.start, value)
     if network.waves is not None and guide is not None and left is not None:
-        left = guides.learn_sum(left, guide.blocks[step], value)
+        left = guides.learn_sum(left, guide.blocks, step, value)
     after = _Known(
         jnp.concatenate([known.features, head.feature(value, seen.c)]),
         tuple(states),

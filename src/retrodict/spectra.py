@@ -11,60 +11,94 @@ what a block's patterns add to the phase is the same for all rows wherever the s
 densities of all patterns, and the characteristic function of a block, are products of matrices.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from retrodict.heads import along_first, patterns
 from retrodict.rows import total
 
-# Frequencies at the most, and where the series may end and should end, in units of 1 / σ: the noise
-# leaves exp(-3.3² / 2), four in a thousand, of the former.
-MOST, LEAST_CUT, USUAL_CUT = 64, 3.3, 4.0
+# Frequencies at the most, and where they end, in units of 1 / σ: the noise leaves exp(-3.3² / 2),
+# four in a thousand, of the last.
+MOST, CUT = 64, 3.3
 # How far sums reach, in standard deviations of what adds up.
-REACH = 12.0
+REACH = 8.0
 # What a series in single precision cannot tell from nothing, of the noise's own peak.
 BLIND = 1e-6
+
+
+def spans(number: int, most: int) -> tuple[int, ...]:
+    """Bits cut into blocks of no more than so many, of which none is alone if there are others."""
+    rest = number % most
+    if rest == 1 < number:
+        rest += most
+        return (most,) * ((number - rest) // most) + (rest - rest // 2, rest // 2)
+    return (most,) * (number // most) + (rest,) * (rest > 0)
 
 
 class Waves(NamedTuple):
     """A grid of frequencies.
 
+    What is left after later blocks spreads less, so that a shorter period, and every second or
+    fourth frequency, will do for them. Frequencies are in such an order that those come first.
+
     Attributes:
-        spacing: between two of them, the first being zero.
-        number: of frequencies.
+        spacing: between two frequencies, the first being zero.
+        numbers: of frequencies that show what is left after each block but the last.
         blur: variance that is added to the noise, where so few could not show it as it is.
         exact: whether the picture is: noise is normal, and bits are independent before it.
     """
 
     spacing: float
-    number: int
+    numbers: tuple[int, ...]
     blur: float
     exact: bool
 
     @property
+    def places(self) -> Int[np.ndarray, " waves"]:
+        """The frequencies, in units of the spacing, in their order."""
+        every = range(max(self.numbers, default=1))
+        strides = sorted({len(every) // number for number in self.numbers} | {1}, reverse=True)
+        found: np.ndarray = np.array(list(dict.fromkeys(k for s in strides for k in every[::s])))
+        return found
+
+    @property
     def frequencies(self) -> Float[np.ndarray, " waves"]:
-        """From zero on."""
-        return self.spacing * np.arange(self.number)
+        """In their order, from zero on."""
+        return self.spacing * self.places
 
 
-def fitted(effects: np.ndarray, spread: float, noise: float, exact: bool) -> Waves:
-    """A grid for what is left of a sum once the first bits are known.
+def fitted(
+    effects: Sequence[np.ndarray], spreads: Sequence[float], noise: float, exact: bool
+) -> Waves:
+    """A grid for what is left of a sum after each block of bits but the last.
+
+    A period must hold what the block's own patterns may explain as well: one that is wrong by the
+    length of a period would look right.
 
     Args:
-        effects: of the other bits.
-        spread: standard deviation of their sum, as it usually is.
+        effects: of the bits that are left before each.
+        spreads: standard deviations of their sums, as they usually are.
         noise: standard deviation of the noise, where it is small.
         exact: see `Waves`.
     """
-    needed = float(np.abs(effects).sum()) + REACH * noise
-    period = min(needed, max(2 * np.pi * MOST * noise / LEAST_CUT, REACH * spread))
-    number = int(np.clip(np.ceil(USUAL_CUT * period / (2 * np.pi * noise)), 1, MOST))
-    shown = max(noise, LEAST_CUT * period / (2 * np.pi * number))
-    return Waves(2 * np.pi / period, number, shown**2 - noise**2, exact)
+    needed = [
+        min(float(np.abs(left).sum()), REACH * spread) + REACH * noise
+        for left, spread in zip(effects, spreads, strict=True)
+    ]
+    if not needed:
+        return Waves(1.0, (), 0.0, exact)
+    least = CUT * needed[0] / (2 * np.pi * noise)
+    number = min(2 ** max(0, math.ceil(math.log2(least))), MOST)
+    period = max(needed[0], 2 * np.pi * number * noise / CUT)
+    shown = max(noise, CUT * period / (2 * np.pi * number))
+    strides = [2 ** int(math.log2(min(period / length, number))) for length in needed]
+    numbers = tuple(number // stride for stride in strides)
+    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact)
 
 
 class Turn(NamedTuple):
@@ -79,6 +113,10 @@ class Turn(NamedTuple):
             self.real * other.imaginary + self.imaginary * other.real,
         )
 
+    def first(self, number: int) -> "Turn":
+        """So many of them."""
+        return Turn(self.real[:number], self.imaginary[:number])
+
 
 class Block(NamedTuple):
     """A few bits that are drawn together, and what comes after them.
@@ -86,13 +124,16 @@ class Block(NamedTuple):
     Attributes:
         chances: of all patterns, before anything is observed.
         sums: by how much each pattern moves the observation.
-        turns: exp(i ω sum) of each pattern; it has rows only if effects do.
+        effects: of each bit alone.
+        turns: exp(i ω sum) of each pattern, real parts before the imaginary ones; it has rows only
+            if effects do.
         rest: φ of what is not known once these bits are; none if that is noise alone.
     """
 
     chances: Float[Array, "patterns *rows"]
     sums: Float[Array, "patterns *rows"]
-    turns: Turn
+    effects: Float[Array, "bits *rows"]
+    turns: Float[Array, "parts patterns *rows"]
     rest: Turn | None
 
 
@@ -117,20 +158,20 @@ def blocks_of(
 ) -> tuple[Block, ...]:
     """The blocks in the order drawn, each with all that is after it."""
     found: list[Block] = []
-    weights = _weights(waves, noise)
     rest: Turn | None = None
     stop = sum(spans)
-    for span in reversed(spans):
+    # all but the last have something after them, and what is before sees that of all
+    for number, span in zip((*waves.numbers, 0)[::-1], reversed(spans), strict=True):
         own = slice(stop - span, stop)
         sums = _of_patterns(effects[own])
         # what all rows have in common is a matrix
         common = sums[..., 0] if sums.ndim > 1 and sums.shape[-1] == 1 else sums
         angles = along_first(waves.frequencies.astype(sums.dtype), common[None]) * common
-        turns = Turn(jnp.cos(angles), jnp.sin(angles))
+        turns = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)])
         chance = _chances(chances[own])
-        shown = None if rest is None else Turn(rest.real * weights, rest.imaginary * weights)
-        found.insert(0, Block(chance, sums, turns, shown))
-        spectrum = Turn(_product(turns.real, chance), _product(turns.imaginary, chance))
+        shown = None if rest is None else _damped(waves, rest.first(number), noise)
+        found.insert(0, Block(chance, sums, effects[own], turns, shown))
+        spectrum = _turn(turns, chance, turns.shape[0] // 2)
         rest = spectrum if rest is None else spectrum * rest
         stop -= span
     return tuple(found)
@@ -144,20 +185,29 @@ def start(
 ) -> Sum:
     """Nothing is known yet; `residual` is the observation less its mean."""
     unset = residual + total(effects * chances)
-    return Sum(unset, _powers(-waves.spacing * unset, waves.number))
+    every = _powers(-waves.spacing * unset, max(waves.numbers, default=1))
+    return Sum(unset, Turn(*(part[waves.places] for part in every)))
 
 
 def _powers(angle: Float[Array, "*rows"], number: int) -> Turn:
-    """exp(i k angle) for k = 0, 1, …, from the powers of two: sines are dear."""
-    levels = max(1, (number - 1).bit_length())
-    doubled = jnp.asarray(along_first(2.0 ** np.arange(levels), angle[None]) * angle)
+    """exp(i k angle) for k = 0, 1, …: sines are dear, products are not."""
+    levels = max(1, math.ceil(math.log(number, 4)))
+    apart = along_first(4.0 ** np.arange(levels), angle[None]) * angle
     # a product by one keeps them from being worked out again wherever they are used
-    sines, cosines = (np.eye(levels) @ part for part in (jnp.sin(doubled), jnp.cos(doubled)))
-    found = Turn(jnp.ones((1,) * doubled.ndim), jnp.zeros((1,) * doubled.ndim))
-    for level in range(levels):
-        here = along_first((np.arange(number) >> level) % 2 == 1, doubled)
-        found *= Turn(jnp.where(here, cosines[level], 1), jnp.where(here, sines[level], 0))
-    return found
+    firsts = (jnp.eye(levels) @ jnp.cos(apart), jnp.eye(levels) @ jnp.sin(apart))
+    found: Turn | None = None
+    for real, imaginary in zip(*firsts, strict=True):
+        first = Turn(real, imaginary)
+        second = first * first
+        one = Turn(jnp.ones_like(real), jnp.zeros_like(real))
+        four = Turn(*map(jnp.stack, zip(one, first, second, second * first, strict=True)))
+        if found is None:
+            found = four
+            continue
+        wide = Turn(four.real[:, None], four.imaginary[:, None]) * found
+        found = Turn(*(part.reshape(-1, *angle.shape) for part in wide))
+    assert found is not None
+    return Turn(*(part[:number] for part in found))
 
 
 def log_chances(
@@ -167,31 +217,40 @@ def log_chances(
     if block.rest is None:
         gap = jnp.clip((left.unset - block.sums) / jnp.sqrt(noise), -1e9, 1e9)
         return jnp.log(block.chances + np.finfo(np.float32).tiny) - 0.5 * gap**2
-    seen = block.rest * left.phase
-    density = _product(jnp.swapaxes(block.turns.real, 0, 1), seen.real)
-    density -= _product(jnp.swapaxes(block.turns.imaginary, 0, 1), seen.imaginary)
+    number = block.rest.real.shape[0]
+    seen = block.rest * left.phase.first(number)
+    cosines, sines = (part[:, :number] for part in jnp.split(jnp.swapaxes(block.turns, 0, 1), 2, 1))
+    density = _product(cosines, seen.real) - _product(sines, seen.imaginary)
     return jnp.log(block.chances * (jnp.maximum(density, 0) + BLIND) + np.finfo(np.float32).tiny)
 
 
-def learn(block: Block, left: Sum, values: Float[Array, "bits *rows"]) -> Sum:
-    """What is left once the block's bits are known."""
-    number = block.chances.shape[0]
-    place = jnp.tensordot(2.0 ** np.arange(values.shape[0])[::-1], values, 1)
-    chosen = (along_first(np.arange(number), block.chances) == place).astype(values.dtype)
-    unset = left.unset - total(block.sums * chosen)
-    if block.rest is None:
+def learn(block: Block, left: Sum, values: Float[Array, "bits *rows"], after: Block | None) -> Sum:
+    """What is left once the block's bits are known, as the block after it needs to see it."""
+    unset = left.unset - total(block.effects * values)
+    if after is None or after.rest is None:
         return left._replace(unset=unset)
-    turned = Turn(_product(block.turns.real, chosen), _product(block.turns.imaginary, chosen))
-    return Sum(unset, left.phase * turned)
+    place = jnp.tensordot(2.0 ** np.arange(values.shape[0])[::-1], values, 1)
+    places = along_first(np.arange(block.chances.shape[0]), block.chances)
+    number = after.rest.real.shape[0]
+    turned = _turn(block.turns, (places == place).astype(values.dtype), number)
+    return Sum(unset, left.phase.first(number) * turned)
 
 
-def _weights(waves: Waves, noise: Array) -> Float[Array, "waves *rows"]:
+def _turn(turns: Array, weights: Float[Array, "patterns *rows"], number: int) -> Turn:
+    """The weighted sum of what patterns add to the phase, at so many frequencies."""
+    parts = turns.reshape(2, -1, *turns.shape[1:])[:, :number]
+    return Turn(*jnp.split(_product(parts.reshape(-1, *turns.shape[1:]), weights), 2))
+
+
+def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
     """What noise leaves of each frequency; densities then have the noise's own peak at one."""
-    squares = along_first(waves.frequencies.astype(noise.dtype) ** 2, noise[None])
+    places = waves.places[: spectrum.real.shape[0]]
+    squares = along_first((waves.spacing * places).astype(noise.dtype) ** 2, noise[None])
     left = jnp.exp(-0.5 * squares * (noise + waves.blur))
     # all but the first frequency stand for a negative one as well
-    left = left * along_first(np.where(np.arange(waves.number) > 0, 2.0, 1.0), left)
-    return left / jnp.sum(left, 0)
+    left = left * along_first(np.where(places > 0, 2.0, 1.0), left)
+    left = left / jnp.sum(left, 0)
+    return Turn(spectrum.real * left, spectrum.imaginary * left)
 
 
 def _of_patterns(each: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
@@ -204,7 +263,8 @@ def _chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
     columns = [along_first(column, p) for column in patterns(p.shape[0]).T]
     found = jnp.ones((1,) * p.ndim, p.dtype)
     for bit, column in zip(p, columns, strict=True):
-        found = found * jnp.where(column > 0, bit, 1 - bit)
+        # a choice between the two would not be worked out in vectors
+        found = found * (column * bit + (1 - column) * (1 - bit))
     return found
 
 

@@ -320,7 +320,7 @@ class _Run:
         self.begun, self.earlier = time.perf_counter(), self.history.seconds
         self.step = self.passes = 0
         self.best_loss = self.last_loss = float("inf")
-        self.needs_refresh = self.no_more = False
+        self.needs_refresh = self.no_more = self.nothing = False
 
     def sets(self, rng_key: PRNGKeyArray, interruption: Interruption) -> Sets:
         size = self.sizes.batch * self.sizes.batches
@@ -395,6 +395,8 @@ class _Run:
         """Whether to stop; the history says why."""
         if interruption.asked:
             self.history.stopped = "interrupted"
+        elif self.nothing:
+            self.history.stopped = "nothing is left to be learned"
         elif self.no_more:
             self.history.stopped = "held-out loss no longer falls"
         elif self.used >= 1:
@@ -410,6 +412,7 @@ class _Run:
         """Set out from the best weights."""
         weights, self.fixed = eqx.partition(self.best, trainable(self.best))
         self.state = State.start(weights, self.training.clip)
+        self.nothing = not jax.tree.leaves(weights)
 
     def _heldout_loss(self, weights: PyTree) -> float:
         return float(heldout_loss(weights, self.fixed, self.heldout, self._part))
