@@ -422,6 +422,8 @@ def test_what_bits_move_is_asked_for_again_with_other_arguments():
     assert all(facts.slope for facts in proposal.facts.values())
     elsewhere = Inference(proposal).called_with((2.0,), None).proposal
     (assembly,) = elsewhere.assemblies.values()
+    # of bits that add up it is found beforehand again: otherwise every row would ask for it
+    np.testing.assert_allclose(assembly.guide.facts.slope, 2 * np.asarray(POWER), rtol=1e-5)
     found = assembly.guide.at({"y": jnp.array(75.0)}, ())
     order = np.array(assembly.guide.facts.order)
     np.testing.assert_allclose(found.slope[0], 2 * np.asarray(POWER)[order], rtol=1e-5)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from retrodict import autoregressive
 from retrodict.coordinates import flatten, unflatten
-from retrodict.networks import MADE, Latent, Set, Value, trainable
+from retrodict.networks import MADE, Guided, Latent, Set, Value, trainable
 
 REAL = constraints.real
 BITS = constraints.independent(constraints.boolean, 1)
@@ -439,7 +439,8 @@ def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
     ],
 )
 def test_small_repeated_factors_have_small_networks(coordinates, copies, guided, width):
-    sizes = MADE().sized(coordinates, copies, guided)
+    guide = Guided(tuple(range(coordinates)), 0) if guided else None
+    sizes = MADE().sized(coordinates, copies, guide)
     assert sizes.hidden == (width, width) and sizes.context == (width // 2,)
-    asked = MADE(hidden=(7,), context=()).sized(coordinates, copies, guided)
+    asked = MADE(hidden=(7,), context=()).sized(coordinates, copies, guide)
     assert asked.hidden == (7,) and asked.context == ()

@@ -56,7 +56,8 @@ def find_guide(
         own_axes: for each latent, the axes of its array that the factor's copies run along.
         scan: the scan along which the factor is drawn, if any.
         draws: joint draws of the model.
-        facts: found before, if they were; nothing is simulated then.
+        facts: found before, if they were; nothing is simulated then, as long as they are of the
+            model with the same arguments.
     """
     if not _are_numbers(latents) or (factor.time and scan is None):
         return None
@@ -72,7 +73,7 @@ def find_guide(
     candidates = _children(graph, factor, scan)
     if facts is not None:
         chosen = tuple(child for child in candidates if child.name in facts.children)
-        return replace(guide, children=chosen)
+        return _with_slope(replace(guide, children=chosen), draws)
     return _with_facts(guide, candidates, draws)
 
 
@@ -187,9 +188,7 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
         found = graph.program.run(jax.random.key(0), values, expect={})
         return {n: found.moments[n] for n in (*factor.latents, *(c.name for c in candidates))}
 
-    # The key is fixed: the same model must give the same guide.
-    made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
-    references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
+    references = _references(graph, draws)
     moments = run_once(jax.vmap(expected), {name: references[name] for name in graph.sites})
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     if not children or _size(replace(guide, children=children)) > LARGEST:
@@ -207,6 +206,26 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     if _adds_up(guide):
         guide = replace(guide, facts=facts._replace(waves=_waves(facts, told)))
     return guide
+
+
+def _references(graph: Graph, draws: Draws) -> dict[str, Array]:
+    """Draws from the prior; always the same, as the same model must have the same guide."""
+    made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
+    few: dict[str, Array] = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
+    return few
+
+
+def _with_slope(guide: Guide, draws: Draws) -> Guide:
+    """The guide with how bits move a sum, if that is not known: the model has other arguments.
+
+    Elsewhere it need not be known beforehand; but to look at a sum is dear where every row has
+    effects of its own.
+    """
+    if not guide.facts.waves or guide.facts.slope:
+        return guide
+    own_order = guide.facts._replace(order=tuple(range(len(guide.facts.order))))
+    told = _information(replace(guide, facts=own_order), _references(guide.graph, draws))
+    return replace(guide, facts=guide.facts._replace(slope=told.slope))
 
 
 def _adds_up(guide: Guide) -> bool:

@@ -1,0 +1,223 @@
+"""Sums of bits are compared with all of their values, one by one."""
+
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.scipy.special import logsumexp
+from numpyro.distributions import constraints
+
+import retrodict as rd
+import zoo
+from retrodict import guides, spectra
+from retrodict.guides import BITS, Expected
+from retrodict.networks import EXPECTED, MADE, Guided, Latent
+from retrodict.proposal import Proposal
+from retrodict.spectra import fitted, spans
+
+NUMBER, NOISE = 12, 0.8
+
+
+def random_sum(seed=0, number=NUMBER):
+    """Effects and chances of bits, and an observation of them, far from what is usual if odd."""
+    rng = np.random.default_rng(seed)
+    effects = rng.normal(size=number) * rng.choice([1, 4], number)
+    chances = rng.uniform(0.02, 0.98, number)
+    bits = rng.random(number) < (chances if seed % 2 == 0 else 0.5)
+    return effects, chances, float(bits @ effects + NOISE * rng.normal())
+
+
+def waves_of(effects, chances, exact=True):
+    starts = np.cumsum((0, *spans(len(effects), BITS)))[:-2]
+    variance = chances * (1 - chances) * effects**2
+    spreads = [np.sqrt(variance[start:].sum()) for start in starts]
+    return fitted([effects[start:] for start in starts], spreads, NOISE, exact)
+
+
+def expected_of(effects, chances, y):
+    """The same as a guide has it."""
+    number, empty = len(effects), np.zeros((0, 0))
+    arrays = (chances, empty, empty, chances, chances * (1 - chances))
+    arrays += (np.array([y - effects @ chances]), effects[None], np.array([NOISE**2]))
+    assert number == chances.size
+    return Expected(*(jnp.asarray(a, float) for a in arrays))
+
+
+def all_states(number):
+    return np.array(list(product((0.0, 1.0), repeat=number)))
+
+
+def exact_log_posterior(effects, chances, y):
+    states = all_states(len(effects))
+    log_p = states @ np.log(chances) + (1 - states) @ np.log(1 - chances)
+    log_p = log_p - 0.5 * ((y - states @ effects) / NOISE) ** 2
+    return log_p - float(logsumexp(log_p))
+
+
+@pytest.mark.parametrize("number", range(1, 40))
+def test_spans_are_no_longer_than_asked_for_and_leave_no_bit_alone(number):
+    found = spans(number, BITS)
+    assert sum(found) == number and max(found) <= BITS
+    assert min(found) > 1 or number == 1
+    assert list(found) == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_seen_of_bits_is_their_posterior_given_those_before(seed):
+    effects, chances, y = random_sum(seed)
+    waves, cut = waves_of(effects, chances), spans(NUMBER, BITS)
+    exact = np.exp(exact_log_posterior(effects, chances, y)).reshape((2,) * NUMBER)
+    row = np.random.default_rng(seed).integers(0, 2, NUMBER)
+    row[: cut[0]] = np.unravel_index(exact.reshape(2 ** cut[0], -1).sum(1).argmax(), (2,) * cut[0])
+    seen = guides.look_at_all_sums(
+        waves, cut, expected_of(effects, chances, y), jnp.asarray(row, float)
+    )
+    given: tuple[int, ...] = ()
+    for span, logits in zip(cut, seen, strict=True):
+        rest = exact[given].reshape(2**span, -1).sum(1)
+        # what is all but ruled out by the bits before is below what single precision can tell
+        if rest.sum() > 1e-4:
+            np.testing.assert_allclose(jax.nn.softmax(logits), rest / rest.sum(), atol=0.01)
+        given += tuple(row[len(given) : len(given) + span])
+
+
+def test_a_density_sums_to_one_and_is_the_posterior():
+    effects, chances, y = random_sum(2)
+    waves = waves_of(effects, chances)
+    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
+    net = MADE().build(zoo.key(0), latents, (), Guided(tuple(range(NUMBER)), 1, waves))
+    context = {EXPECTED: expected_of(effects, chances, y)}
+    states = jnp.asarray(all_states(NUMBER))
+    log_q = jax.jit(jax.vmap(lambda x: net.log_prob(context, {"x": x})))(states)
+    np.testing.assert_allclose(jnp.exp(log_q).sum(), 1, rtol=1e-4)
+    log_p = exact_log_posterior(effects, chances, y)
+    divergence = np.sum(np.exp(log_p) * (log_p - np.asarray(log_q)))
+    # the floor under all states costs a thousandth by itself
+    assert 0 < divergence < 0.01
+    assert not jax.tree.leaves((net.network.layers, net.biases, net.from_context))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_draws_have_the_density_they_say(exact):
+    effects, chances, y = random_sum(4)
+    waves = waves_of(effects, chances, exact)
+    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
+    guide = Guided(tuple(np.argsort(-np.abs(effects)).tolist()), 1, waves)
+    order = np.array(guide.order)
+    net = MADE(hidden=None if exact else (24,)).build(zoo.key(0), latents, (), guide)
+    # rows of their own for what is expected, as particles have
+    shifts = jnp.linspace(-1.0, 1.0, 300)
+
+    def expected(shift):
+        return expected_of(effects[order], chances[order], y + 0.0)._replace(
+            residual=jnp.array([y - effects @ chances]) + shift
+        )
+
+    def drawn(key, shift):
+        return net.sample_and_log_prob(key, {EXPECTED: expected(shift)})
+
+    x, log_q = jax.jit(jax.vmap(drawn))(jax.random.split(zoo.key(1), 300), shifts)
+    again = jax.jit(jax.vmap(lambda x, s: net.log_prob({EXPECTED: expected(s)}, x)))(x, shifts)
+    np.testing.assert_allclose(log_q, again, atol=2e-3)
+
+
+def test_effects_may_differ_from_row_to_row():
+    effects, chances, y = random_sum(6)
+    waves, cut = waves_of(effects, chances), spans(NUMBER, BITS)
+    stretch = jnp.array([1.0, 0.7, 1.3])
+    bits = jnp.asarray(np.random.default_rng(0).integers(0, 2, (NUMBER, 3)), float)
+    alone = []
+    for row in range(3):
+        found = expected_of(effects * float(stretch[row]), chances, y)
+        alone.append(guides.look_at_all_sums(waves, cut, found, bits[:, row]))
+    rows = [expected_of(effects * float(s), chances, y) for s in stretch]
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *rows)
+    left, blocks = guides.start(together, waves), guides.sums(waves, cut, together)
+    for step, end in enumerate(np.cumsum(cut)):
+        logits = guides.look_at_sum(waves, together, left, blocks[step])
+        for row in range(3):
+            shown = partial(np.testing.assert_allclose, atol=5e-3)
+            shown(jax.nn.softmax(logits[:, row]), jax.nn.softmax(alone[row][step]))
+        left = guides.learn_sum(left, blocks, step, bits[end - cut[step] : end])
+
+
+def test_frequencies_that_are_enough_for_later_blocks_come_first():
+    waves = spectra.Waves(0.1, (16, 8, 2), 0.0, True)
+    assert sorted(waves.places) == list(range(16))
+    assert sorted(waves.places[:8]) == list(range(0, 16, 2))
+    assert sorted(waves.places[:2]) == [0, 8]
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 16, 64])
+def test_powers(number):
+    angle = np.linspace(-20, 20, 7)
+    found = spectra._powers(jnp.asarray(angle), number)
+    wanted = np.exp(1j * np.arange(number)[:, None] * angle)
+    np.testing.assert_allclose(found.real + 1j * np.asarray(found.imaginary), wanted, atol=1e-4)
+
+
+def test_where_noise_is_too_fine_it_is_blurred():
+    effects = np.linspace(10, 1000, 40)
+    fine = fitted([effects, effects[5:]], [3000.0, 2900.0], 0.1, True)
+    assert max(fine.numbers) == spectra.MOST and fine.blur > 0.1**2
+    coarse = fitted([effects, effects[5:]], [3000.0, 2900.0], 500.0, True)
+    assert coarse.blur == 0 and max(coarse.numbers) < spectra.MOST
+
+
+EFFECTS = np.array([5.0, 3.0, -4.0, 2.0, 1.5, 0.7, -2.5])
+
+
+def devices(noise="normal"):
+    """Some bits, and one observation of their sum."""
+    scale, chance = 0.8, jnp.full(len(EFFECTS), 0.3)
+    if noise == "chained":
+        first = numpyro.sample("first", dist.Bernoulli(chance).to_event(1))
+        chance = jnp.where(first == 1, 0.8, 0.2)
+    x = numpyro.sample("x", dist.Bernoulli(chance).to_event(1))
+    mean = jnp.sum(EFFECTS * x) + (jnp.sum(first) if noise == "chained" else 0.0)
+    if noise == "student":
+        numpyro.sample("y", dist.StudentT(4.0, mean, scale))
+    elif noise == "louder":
+        numpyro.sample("y", dist.Normal(mean, scale + 0.5 * x[0]))
+    else:
+        numpyro.sample("y", dist.Normal(mean, scale))
+
+
+@pytest.mark.parametrize(
+    ("noise", "exact"),
+    [("normal", True), ("student", False), ("louder", False), ("chained", False)],
+)
+def test_whether_the_picture_is_exact_is_found_out(noise, exact):
+    proposal = Proposal.of(rd.invert(rd.trace(devices, ("y",), model_args=(noise,))))
+    (assembly,) = proposal.assemblies.values()
+    assert assembly.guided.waves is not None
+    assert assembly.guided.exact == exact
+
+
+def test_an_exact_picture_needs_no_training_and_gives_the_posterior(tmp_path):
+    training = rd.Training(max_steps=50, dataset_size=512, heldout_size=128)
+    compiled = rd.compile(zoo.key(0), devices, ("y",), training=training, progress_bar=False)
+    (history,) = compiled.history.networks.values()
+    assert history.stopped == "nothing is left to be learned" and len(history.loss) == 1
+    found = compiled.infer(zoo.key(1), {"y": 4.1}, 2000, method="importance")
+    states = all_states(len(EFFECTS))
+    log_p = states @ np.full(7, np.log(0.3)) + (1 - states) @ np.full(7, np.log(0.7))
+    log_p = log_p + np.asarray(dist.Normal(states @ EFFECTS, 0.8).log_prob(4.1))
+    evidence = float(logsumexp(log_p))
+    assert found.ess > 0.97 * 2000
+    # whether one of the few draws from the floor, a thousandth, was met, the weights cannot tell
+    assert abs(found.log_evidence - evidence) < 4 * found.log_evidence_se + MADE().floor
+    marginals = np.exp(log_p - evidence) @ states
+    error = np.sqrt(marginals * (1 - marginals) / 2000)
+    np.testing.assert_array_less(np.abs(found.mean("x") - marginals), 4.5 * error + 1e-3)
+    compiled.save(tmp_path / "devices.rd")
+    again = rd.load(tmp_path / "devices.rd", devices)
+    same = again.infer(zoo.key(1), {"y": 4.1}, 2000, method="importance")
+    np.testing.assert_array_equal(same.samples["x"], found.samples["x"])
+    longer = compiled.train(zoo.key(2), training)
+    assert longer.history.networks.keys() == compiled.history.networks.keys()
