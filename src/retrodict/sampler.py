@@ -147,12 +147,15 @@ def _look(
     return _Seen(c, guides.inputs(view, c), view=view)
 
 
-def _look_at_sum(given: _Given, left: guides.Left | None, step: int, seen: _Seen) -> _Seen:
+def _look_at_sum(given: _Given, left: guides.Left | None, run: Run, c: Coordinate[Array]) -> _Seen:
     """The same, where bits add up in one observation: what is seen of them is nearer the truth."""
     network, guide = given.network, given.guide
     assert network.waves is not None and guide is not None and left is not None
-    logits = guides.look_at_sum(network.waves, guide.expected, left, guide.blocks[step])
-    return seen._replace(logits=logits, inputs=seen.inputs if network.guided else None)
+    block = guide.blocks[run.first_step]
+    logits = guides.look_at_sum(network.waves, guide.expected, left, block)
+    if not network.guided:
+        return _Seen(c, logits=logits)
+    return _look(guide, left, run.head, c, run.start)._replace(logits=logits)
 
 
 def _learn(
@@ -192,9 +195,10 @@ def _written_out(
         own_c, taken = _taking(own_c, taken)
     at = [slice(step * width, (step + 1) * width) for width in network.widths]
     at.append(slice(run.first_param, run.first_param + head.size))
-    seen = _look(guide, known.left, head, own_c, run.start)
-    if network.waves is not None:
-        seen = _look_at_sum(given, known.left, step, seen)
+    if network.waves is None:
+        seen = _look(guide, known.left, head, own_c, run.start)
+    else:
+        seen = _look_at_sum(given, known.left, run, own_c)
     added = [layer[cut] for layer, cut in zip(encoding.layers, at, strict=True)]
     added = _with_guide(added, seen, None if guided is None else guided[0])
     state, states, own = known.features, [], jnp.zeros(())
@@ -210,7 +214,9 @@ def _written_out(
     if network.direct is not None:
         params = params + _product(network.direct, known.features, at[-1])
     value, log_q = _drawn(head, params, noise[step], seen.c)
-    left = _learn(guide, known.left, seen, run.start, value)
+    left = known.left
+    if network.waves is None or network.guided:
+        left = _learn(guide, left, seen, run.start, value)
     if network.waves is not None and guide is not None and left is not None:
         left = guides.learn_sum(left, guide.blocks, step, value)
     after = _Known(
