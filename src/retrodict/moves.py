@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict.coordinates import Block, blocks
 from retrodict.factors import Factor
@@ -33,6 +33,8 @@ LOCAL_STEPS = 4
 LEAST_STEP, LARGEST_STEP = np.array([1e-5, 1e-3]), np.array([0.75, 1e3])
 # Steps differ from particle to particle by so many powers of e.
 SPREAD = 0.5
+# Log density that a trajectory may lose, beside one for every real number.
+MOST_LOST = 200.0
 # Acceptance aimed at by changes of discrete latents.
 GOOD_CHANGES = 0.35
 
@@ -150,12 +152,13 @@ class Moves:
         scales = tuning.metrics[metric]
         scales = jnp.diagonal(scales) if scales.ndim == 2 else scales
         jump = jnp.sum((info.proposal.position - walker.particle.z) ** 2 / scales)
+        there = self._weigh(walker.particle._replace(z=moved.position), place)
+        fell = fallen(level(walker.densities, place), level(there.densities, place), scales.size)
+        rate = jnp.where(fell, 0.0, info.acceptance_rate)
         how = how._replace(
-            trajectory=info.acceptance_rate,
-            log_step=log_step,
-            jump=jnp.where(info.acceptance_rate > 0, info.acceptance_rate * jump, 0.0),
+            trajectory=rate, log_step=log_step, jump=jnp.where(rate > 0, rate * jump, 0.0)
         )
-        return self._weigh(walker.particle._replace(z=moved.position), place), how
+        return jax.tree.map(partial(jnp.where, fell), walker, there), how
 
     def _copies(self, factor: Factor) -> tuple[int, ...]:
         return self.target.proposal.assemblies[factor.latents].copies
@@ -224,6 +227,16 @@ def level(densities: Densities, place: Place) -> Float[Array, ""]:
     """log p(x) + λ log p(y | x); −inf where either is impossible."""
     mixed = densities.prior + place.lam * densities.likelihood
     return jnp.where(jnp.isneginf(densities.likelihood) | jnp.isnan(mixed), -jnp.inf, mixed)
+
+
+def fallen(before: Array, after: Array, reals: int) -> Bool[Array, ""]:
+    """Whether a trajectory has ended where it cannot have been accepted.
+
+    It may lose no more than the kinetic energy it began with, half as much as there are reals give
+    or take a few roots of that. One that flies off has a momentum whose square overflows, and with
+    a dense metric the overflow may be negative: an energy of −inf, which is accepted.
+    """
+    return after < before - (reals + MOST_LOST)
 
 
 def _test(
