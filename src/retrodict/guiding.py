@@ -177,9 +177,11 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
         return None
     graph, factor = guide.graph, guide.factor
 
+    names = replace(guide, children=candidates).looked_at
+
     def expected(values: Mapping[str, Array]) -> Any:
-        found = graph.program.run(jax.random.key(0), values, expect={})
-        return {n: found.moments[n] for n in (*factor.latents, *(c.name for c in candidates))}
+        found = graph.program.run(jax.random.key(0), values, expect={}, only=names)
+        return {name: found.moments[name] for name in names}
 
     # The key is fixed: the same model must give the same guide.
     made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
@@ -189,9 +191,9 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     if not children or _size(replace(guide, children=children)) > LARGEST:
         return None
     centre, variance = _fallbacks(guide, references, moments)
-    names = tuple(child.name for child in children)
+    telling = tuple(child.name for child in children)
     guide = replace(
-        guide, children=children, facts=Facts(guide.facts.order, names, centre, variance)
+        guide, children=children, facts=Facts(guide.facts.order, telling, centre, variance)
     )
     told, slope = _information(guide, references)
     if not np.any(told > 1e-3):

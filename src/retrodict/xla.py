@@ -11,12 +11,14 @@ optimisation, what comes out is several times slower.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from retrodict.rolling import has_repeats, packed
 
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
@@ -28,9 +30,34 @@ QUICKLY: Options = {
 }
 
 
+class Compiled(Generic[Arguments, Found]):
+    """A function that is compiled when it is first called, with what it repeats put into loops.
+
+    Args:
+        fn: of trees of arrays, without keyword arguments.
+        options: XLA's.
+    """
+
+    def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
+        self.written_out: Any = jax.jit(fn, compiler_options=options)
+        self._rolled = jax.jit(packed(self.written_out.trace), compiler_options=options)
+        self._repeats: bool | None = None
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        """The function's outcome."""
+        if self._repeats is None:
+            # what was traced is kept, and is not traced again
+            self._repeats = has_repeats(self.written_out.trace(*args, **kwargs).jaxpr)
+        if not self._repeats:
+            found: Found = self.written_out(*args, **kwargs)
+            return found
+        unpacked: Found = self._rolled(*args, **kwargs).unpacked()
+        return unpacked
+
+
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:
     """Compile a function with little optimisation, and call it."""
-    return jax.jit(fn, compiler_options=QUICKLY)(*arguments)
+    return Compiled(fn, QUICKLY)(*arguments)
 
 
 def floats(values: np.ndarray) -> Float[Array, "..."]:
@@ -44,8 +71,7 @@ def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
 
     It is not for use inside of another function that is compiled, which has options of its own.
     """
-    made: Callable[Arguments, Found] = jax.jit(fn, compiler_options=unassisted())
-    return made
+    return Compiled(fn, unassisted())
 
 
 def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
