@@ -17,9 +17,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # Fewer steps than this stay written out.
 FEWEST = 4
-# So are steps that have fewer equations than this in all, those of functions they call included:
-# a loop keeps XLA from doing them at once.
+# So are all if none has more equations than this in all its steps, those of functions they call
+# included: a loop keeps XLA from doing them at once.
 WORTHWHILE = 300
+MANY = 2 * FEWEST
+# Equations that compute nothing.
+MOVES = frozenset({"slice", "squeeze", "reshape", "broadcast_in_dim"})
 # A step may look so many steps back.
 LONGEST_LAG = 8
 # How many equations must come again to be taken for the beginning of a step, and how many such
@@ -87,13 +90,22 @@ def find_repeats(eqns: Sequence[JaxprEqn]) -> tuple[Repeat, ...]:
     reader = _Reader()
     tokens = np.array([reader.token(eqn) for eqn in eqns])
     defined = {var: (i, m) for i, eqn in enumerate(eqns) for m, var in enumerate(eqn.outvars)}
-    found = []
-    for start, period, count in _stretches(tokens):
-        each = sum(reader.size(eqn) for eqn in eqns[start : start + period])
-        if each * count >= WORTHWHILE:
-            tied = _tied(eqns, defined, start, period, count)
-            found += [repeat for repeat in tied if each * repeat.count >= WORTHWHILE]
-    return tuple(found)
+    found = [
+        repeat
+        for start, period, count in _stretches(tokens)
+        for repeat in _tied(eqns, defined, start, period, count)
+    ]
+
+    def size(repeat: Repeat) -> int:
+        step = eqns[repeat.start : repeat.start + repeat.period]
+        if all(eqn.primitive.name in MOVES for eqn in step):
+            return 0
+        return repeat.count * sum(map(reader.size, step))
+
+    if max(map(size, found), default=0) < WORTHWHILE:
+        return ()
+    # beside a long loop, what takes one by one what its steps have found is put into one as well
+    return tuple(r for r in found if size(r) >= (WORTHWHILE if r.count < MANY else 1))
 
 
 def _stretches(tokens: np.ndarray) -> Iterator[tuple[int, int, int]]:

@@ -211,7 +211,7 @@ class _Loop:
             if offset in repeat.apart:
                 continue
             operands = [operand(offset, k, link) for k, link in enumerate(links)]
-            results = _apply(self.eqns[repeat.place(0, offset)], operands)
+            results = apply(self.eqns[repeat.place(0, offset)], operands)
             found |= {(offset, number): result for number, result in enumerate(results)}
         return found
 
@@ -308,7 +308,7 @@ def _write_out(eqn: JaxprEqn, known: dict[Var, Array | Row]) -> None:
     if moved is not None:
         known[eqn.outvars[0]] = moved
         return
-    known.update(zip(eqn.outvars, _apply(eqn, list(map(_array, operands))), strict=True))
+    known.update(zip(eqn.outvars, apply(eqn, list(map(_array, operands))), strict=True))
 
 
 def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
@@ -321,6 +321,8 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
             whole = all(s == 0 for s in start[1:]) and stop[1:] == first.shape[1:]
             if len(start) and whole and stop[0] == start[0] + 1 and first.shape[0] > 1:
                 return Row(first, start[0], True)
+        case "reduce_sum" if isinstance(first, Row) and not eqn.params["axes"]:
+            return first
         case "squeeze" | "reshape" | "broadcast_in_dim" if isinstance(first, Row):
             rest = first.stack.shape[1:]
             if eqn.params.get("broadcast_dimensions", ()) not in ((), *_behind(len(rest))):
@@ -331,8 +333,11 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
             return stacked(operands)
         case "concatenate" if eqn.params["dimension"] == 0:
             rows = [o for o in operands if isinstance(o, Row)]
-            if rows and all(row.kept for row in rows):
-                pieces = [p.stack if isinstance(p, _Piece) else p for p in _joined(operands)]
+            if rows and all(row.kept == rows[0].kept for row in rows):
+                pieces = [
+                    p.stack.reshape(-1, *shape[1:]) if isinstance(p, _Piece) else p
+                    for p in _joined(operands)
+                ]
                 return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
     return None
 
@@ -342,7 +347,8 @@ def _behind(ndim: int) -> tuple[tuple[int, ...], ...]:
     return tuple(range(ndim)), tuple(range(1, ndim + 1))
 
 
-def _apply(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Array]:
+def apply(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Array]:
+    """What an equation gives for these operands."""
     for name in _CALLED.get(eqn.primitive.name, ()):
         if name in eqn.params:
             results: Sequence[Array] = jaxpr_as_fun(eqn.params[name])(*operands)
