@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from retrodict.coordinates import Latent, blocks, table
 from retrodict.draws import Draws, usual_number
@@ -184,9 +184,18 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
         return {name: found.moments[name] for name in names}
 
     # The key is fixed: the same model must give the same guide.
-    made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
-    references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
-    moments = run_once(jax.vmap(expected), {name: references[name] for name in graph.sites})
+    keys = jax.random.split(jax.random.key(0), usual_number(graph))
+    if 2 * max(map(list(graph.sites).index, names)) < len(graph.sites):
+        # all draws share a program, which is long to compile where little of it is needed
+
+        def begun(rng_key: PRNGKeyArray) -> dict[str, Array]:
+            return graph.program.run(rng_key, {}, only=names).values
+
+        references = run_once(jax.vmap(begun), keys[:REFERENCES])
+    else:
+        made, _ = draws(keys)
+        references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
+    moments = run_once(jax.vmap(expected), {n: references[n] for n in references if n in graph.sites})
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     if not children or _size(replace(guide, children=children)) > LARGEST:
         return None

@@ -34,6 +34,10 @@ _CALLED = {
 }
 
 
+# A stack is put together from no more pieces of others than this.
+MOST_PIECES = 8
+
+
 class Row(NamedTuple):
     """One entry of a stack, with the axis of the stack kept or not."""
 
@@ -228,9 +232,12 @@ def stacked(entries: Sequence["Array | Row"]) -> Array:
         bare = [entry._replace(kept=False) for entry in entries]  # type: ignore[union-attr]
         return jnp.expand_dims(stacked(bare), 1)
     entries = [_array(e) if isinstance(e, Row) and e.kept else e for e in entries]
+    pieces = list(_joined(entries))
+    if sum(isinstance(piece, _Piece) for piece in pieces) > MOST_PIECES:
+        return _picked(entries)
     parts: list[Array] = []
     single: list[Any] = []
-    for entry in (*_joined(entries), None):
+    for entry in (*pieces, None):
         if entry is not None and not isinstance(entry, _Piece):
             single.append(entry)
             continue
@@ -238,14 +245,41 @@ def stacked(entries: Sequence["Array | Row"]) -> Array:
             parts.append(_stack(single))
             single = []
         if entry is not None:
-            parts.append(entry.stack)
+            parts.append(entry.array())
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _picked(entries: Sequence["Array | Row"]) -> Array:
+    """Rows of a few stacks in any order, as when the steps of one loop are two of another."""
+    alone = [entry for entry in entries if not isinstance(entry, Row)]
+    stacks = {id(entry.stack): entry.stack for entry in entries if isinstance(entry, Row)}
+    first, size = {}, len(alone)
+    for name, stack in stacks.items():
+        first[name] = size
+        size += stack.shape[0]
+    number = iter(range(len(alone)))
+    places = [
+        first[id(entry.stack)] + entry.place if isinstance(entry, Row) else next(number)
+        for entry in entries
+    ]
+    whole = jnp.concatenate([*([_stack(alone)] if alone else []), *stacks.values()])
+    return whole[np.array(places)]
 
 
 class _Piece(NamedTuple):
     """Rows that follow one another in the same stack."""
 
     stack: Array
+    first: int
+    last: int
+
+    def array(self) -> Array:
+        """The rows by themselves."""
+        low, high = sorted((self.first, self.last))
+        part = self.stack
+        if (low, high) != (0, part.shape[0] - 1):
+            part = jax.lax.slice_in_dim(part, low, high + 1)
+        return jax.lax.rev(part, (0,)) if self.first > self.last else part
 
 
 def _joined(entries: Sequence["Array | Row"]) -> Iterator["Array | _Piece"]:
@@ -268,11 +302,7 @@ def _joined(entries: Sequence["Array | Row"]) -> Iterator["Array | _Piece"]:
             if abs(step) != 1 or after.place != first.place + step * (stop - place):
                 break
             stop += 1
-        ends = first.place, first.place + step * (stop - place - 1)
-        part, low, high = first.stack, min(ends), max(ends)
-        if (low, high) != (0, part.shape[0] - 1):
-            part = jax.lax.slice_in_dim(part, low, high + 1)
-        yield _Piece(jax.lax.rev(part, (0,)) if ends[0] > ends[1] else part)
+        yield _Piece(first.stack, first.place, first.place + step * (stop - place - 1))
         place = stop
 
 
@@ -335,7 +365,7 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
             rows = [o for o in operands if isinstance(o, Row)]
             if rows and all(row.kept == rows[0].kept for row in rows):
                 pieces = [
-                    p.stack.reshape(-1, *shape[1:]) if isinstance(p, _Piece) else p
+                    p.array().reshape(-1, *shape[1:]) if isinstance(p, _Piece) else p
                     for p in _joined(operands)
                 ]
                 return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
