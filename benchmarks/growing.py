@@ -66,7 +66,7 @@ def best_of(call: Callable[[int], Any], least: float = 0.5, most: int = 20) -> l
 
 def answered(proposal: Proposal, networks: Any, particles: int, read: float) -> dict[str, Any]:
     """Data simulated, then answered: the first time, and warm."""
-    simulate = jax.jit(proposal.graph.program.simulate)
+    simulate = run_often(proposal.graph.program.simulate)
     begun = time.perf_counter()
     drawn = jax.block_until_ready(simulate(jax.random.key(1)))
     simulated = time.perf_counter() - begun

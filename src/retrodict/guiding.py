@@ -175,8 +175,7 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     least = min((_size(replace(guide, children=(child,))) for child in candidates), default=0)
     if not candidates or least > LARGEST:
         return None
-    graph, factor = guide.graph, guide.factor
-
+    graph = guide.graph
     names = replace(guide, children=candidates).looked_at
 
     def expected(values: Mapping[str, Array]) -> Any:
@@ -195,7 +194,9 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     else:
         made, _ = draws(keys)
         references = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
-    moments = run_once(jax.vmap(expected), {n: references[n] for n in references if n in graph.sites})
+    moments = run_once(
+        jax.vmap(expected), {n: references[n] for n in references if n in graph.sites}
+    )
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     if not children or _size(replace(guide, children=children)) > LARGEST:
         return None

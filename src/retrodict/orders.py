@@ -129,9 +129,7 @@ def without_evidence(network: Network, evidence: Collection[Node]) -> set[Node]:
     return {n for n in network.nodes if n not in informed and n not in network.observed}
 
 
-def ancestors(
-    network: Network, nodes: Collection[Node], since: Node | None = None
-) -> set[Node]:
+def ancestors(network: Network, nodes: Collection[Node], since: Node | None = None) -> set[Node]:
     """All from which a directed path leads to one of the nodes, or those not before a node."""
     first = 0 if since is None else network.place[since]
     found: set[Node] = set()

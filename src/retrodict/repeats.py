@@ -7,13 +7,14 @@ may be something else for every step. Numbers written into equations count as fr
 may differ in constants. Nothing here computes anything; see `rolling`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxtyping import Int
 
 # Fewer steps than this stay written out.
 FEWEST = 4
@@ -30,6 +31,9 @@ LONGEST_LAG = 8
 GRAM, TRIED = 4, 48
 # Rules for derivatives and for vectorising are made anew with every call of their function.
 _RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "rule"})
+
+
+_PLAIN = (bool, int, str, type(None))
 
 
 class Inside(NamedTuple):
@@ -100,7 +104,7 @@ def find_repeats(eqns: Sequence[JaxprEqn]) -> tuple[Repeat, ...]:
         step = eqns[repeat.start : repeat.start + repeat.period]
         if all(eqn.primitive.name in MOVES for eqn in step):
             return 0
-        return repeat.count * sum(map(reader.size, step))
+        return repeat.count * sum(map(size_of, step))
 
     if max(map(size, found), default=0) < WORTHWHILE:
         return ()
@@ -116,7 +120,7 @@ def _stretches(tokens: np.ndarray) -> Iterator[tuple[int, int, int]]:
     at = [tuple(listed[i : i + GRAM]) for i in range(number)]
     for place, gram in enumerate(at):
         grams.setdefault(gram, []).append(place)
-    rank = {}
+    rank: dict[int, int] = {}
     for places in grams.values():
         rank |= {place: n for n, place in enumerate(places)}
     begin = 0
@@ -152,71 +156,115 @@ def _same(tokens: np.ndarray, begin: int, period: int) -> int:
 
 def _tied(
     eqns: Sequence[JaxprEqn],
-    defined: dict[Var, tuple[int, int]],
+    defined: Mapping[Var, tuple[int, int]],
     start: int,
     period: int,
     count: int,
 ) -> Iterator[Repeat]:
     """The parts of a stretch in which every step is tied to the others in the same way."""
-    columns = [(o, k) for o in range(period) for k in range(len(eqns[start + o].invars))]
-    origin = np.full((count, len(columns)), -1)  # the equation that an operand comes from
-    way = np.full((count, len(columns)), -1)  # how far back that is, and which of its results
-    for step in range(count):
-        for column, (offset, k) in enumerate(columns):
-            here = start + step * period + offset
-            atom = eqns[here].invars[k]
-            found = None if isinstance(atom, Literal) else defined.get(atom)
-            if found is not None:
-                origin[step, column] = found[0]
-                way[step, column] = (here - found[0]) * _MOST_RESULTS + found[1]
-    offsets = np.array([offset for offset, _ in columns], int)
-    back = (way // _MOST_RESULTS - offsets + period - 1) // period  # steps
-    usable = (way >= 0) & (back <= LONGEST_LAG)
-    settings = _settings(eqns, start, period, count)
-
+    ties = _Ties.of(eqns, defined, start, period, count)
     step = 0
     while step + FEWEST <= count:
-        first = start + step * period
+        stop = step + FEWEST
+        if ties.reach(step, stop) == stop:
+            # what differs between steps, and so must be from outside, depends on how far one looks
+            stop, before = count, count + 1
+            while stop < before and stop >= step + FEWEST:
+                stop, before = ties.reach(step, stop), stop
+            repeat = ties.repeat(step, stop) if stop >= step + FEWEST else None
+            if repeat is not None:
+                yield repeat
+                step = stop
+                continue
+        step += 1
 
-        def ends(stop: int, step: int = step, first: int = first) -> tuple[np.ndarray, np.ndarray]:
-            """Up to which step each column stays inside, or outside."""
-            part = slice(step, stop)
-            moved = (way[part] != way[step]) | ~usable[step]
-            within = (origin[part] >= first)
-            return _until(moved), _until(within)
 
-        def reach(stop: int, step: int = step) -> int:
-            inside, outside = ends(stop)
-            apart = {o for o in settings if len(set(settings[o][step:stop])) > 1}
-            fixed = np.isin(offsets, list(apart))
-            each = np.where(fixed, outside, np.maximum(inside, outside))
-            return int(each.min(initial=stop - step))
+@dataclass(frozen=True)
+class _Ties:
+    """Where the operands of a stretch come from: a row for each step, a column for each operand.
 
-        if reach(step + FEWEST) < FEWEST:
-            step += 1
-            continue
-        stop, length = count, 0
-        # what is set apart depends on how far one looks
-        while stop - step >= FEWEST and (length := reach(stop)) < stop - step:
-            stop = step + length
-        inside, outside = ends(stop)
-        length = stop - step
-        links: list[list[Link]] = [[] for _ in range(period)]
-        longest = 0
-        for column, (offset, _) in enumerate(columns):
-            if outside[column] >= length:
+    Attributes:
+        start, period: of the stretch.
+        offsets: the equation within a step that each column belongs to.
+        origin: the equation that has found an operand; −1 if none has.
+        way: how far back that is, and which of its results; −1 if none has.
+        lag: how many steps back that is.
+        settings: by equation within a step, what it is written with, if that may differ.
+    """
+
+    start: int
+    period: int
+    offsets: Int[np.ndarray, " operands"]
+    origin: Int[np.ndarray, "steps operands"]
+    way: Int[np.ndarray, "steps operands"]
+    lag: Int[np.ndarray, "steps operands"]
+    settings: Mapping[int, Sequence[Any]]
+
+    @staticmethod
+    def of(
+        eqns: Sequence[JaxprEqn],
+        defined: Mapping[Var, tuple[int, int]],
+        start: int,
+        period: int,
+        count: int,
+    ) -> "_Ties":
+        columns = [(o, k) for o in range(period) for k in range(len(eqns[start + o].invars))]
+        origin = np.full((count, len(columns)), -1)
+        way = np.full((count, len(columns)), -1)
+        for step in range(count):
+            for column, (offset, k) in enumerate(columns):
+                here = start + step * period + offset
+                atom = eqns[here].invars[k]
+                found = None if isinstance(atom, Literal) else defined.get(atom)
+                if found is not None:
+                    origin[step, column] = found[0]
+                    way[step, column] = (here - found[0]) * _MOST_RESULTS + found[1]
+        offsets = np.array([offset for offset, _ in columns], int)
+        lag = (way // _MOST_RESULTS - offsets + period - 1) // period
+        settings = {
+            offset: [
+                eqns[start + n * period + offset].params["start_indices"] for n in range(count)
+            ]
+            for offset in range(period)
+            if eqns[start + offset].primitive.name == "slice"
+        }
+        return _Ties(start, period, offsets, origin, way, lag, settings)
+
+    def _inside(self, step: int, stop: int) -> Int[np.ndarray, " operands"]:
+        """For how many steps each operand is from the same distance."""
+        wrong = self.way[step:stop] != self.way[step]
+        return _until(wrong | (self.way[step] < 0) | (self.lag[step] > LONGEST_LAG))
+
+    def _outside(self, step: int, stop: int) -> Int[np.ndarray, " operands"]:
+        """For how many steps each operand is from before the first of them."""
+        return _until(self.origin[step:stop] >= self.start + step * self.period)
+
+    def _apart(self, step: int, stop: int) -> frozenset[int]:
+        return frozenset(o for o, set_ in self.settings.items() if len(set(set_[step:stop])) > 1)
+
+    def reach(self, step: int, stop: int) -> int:
+        """Up to where, before `stop`, all steps from one on are tied alike."""
+        inside, outside = self._inside(step, stop), self._outside(step, stop)
+        apart = np.isin(self.offsets, list(self._apart(step, stop)))
+        longest = np.where(apart, outside, np.maximum(inside, outside))
+        return step + int(longest.min(initial=stop - step))
+
+    def repeat(self, step: int, stop: int) -> Repeat | None:
+        """These steps, if none of them looks back further than they are many."""
+        outside = self._outside(step, stop) >= stop - step
+        links: list[list[Link]] = [[] for _ in range(self.period)]
+        for column, offset in enumerate(self.offsets.tolist()):
+            if outside[column]:
                 links[offset].append(None)
                 continue
-            distance, result = divmod(int(way[step, column]), _MOST_RESULTS)
-            lag = int(back[step, column])
-            longest = max(longest, lag)
-            links[offset].append(Inside(lag, (offset - distance) % period, result))
-        if length < FEWEST or length <= longest:
-            step += 1
-            continue
-        apart = frozenset(o for o in settings if len(set(settings[o][step:stop])) > 1)
-        yield Repeat(first, period, length, tuple(map(tuple, links)), apart)
-        step = stop
+            distance, number = divmod(int(self.way[step, column]), _MOST_RESULTS)
+            lag = int(self.lag[step, column])
+            if lag >= stop - step:
+                return None
+            links[offset].append(Inside(lag, (offset - distance) % self.period, number))
+        first = self.start + step * self.period
+        apart = self._apart(step, stop)
+        return Repeat(first, self.period, stop - step, tuple(map(tuple, links)), apart)
 
 
 _MOST_RESULTS = 4096
@@ -225,17 +273,6 @@ _MOST_RESULTS = 4096
 def _until(wrong: np.ndarray) -> np.ndarray:
     """How many rows of each column come before the first that is wrong."""
     return np.where(wrong.any(0), wrong.argmax(0), len(wrong))
-
-
-def _settings(
-    eqns: Sequence[JaxprEqn], start: int, period: int, count: int
-) -> dict[int, list[Any]]:
-    """For equations that look at a fixed place of an array, which place, step by step."""
-    return {
-        offset: [eqns[start + step * period + offset].params["start_indices"] for step in range(count)]
-        for offset in range(period)
-        if eqns[start + offset].primitive.name == "slice"
-    }
 
 
 @dataclass
@@ -255,16 +292,6 @@ class _Reader:
         )
         return self._number(key)
 
-    def size(self, eqn: JaxprEqn) -> int:
-        """How many equations it stands for."""
-        inner = [
-            value.jaxpr if isinstance(value, ClosedJaxpr) else value
-            for param in eqn.params.values()
-            for value in (param if isinstance(param, tuple | list) else (param,))
-            if isinstance(value, ClosedJaxpr | Jaxpr)
-        ]
-        return 1 + sum(self.size(eqn) for jaxpr in inner for eqn in jaxpr.eqns)
-
     def _number(self, key: Any) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
 
@@ -274,15 +301,15 @@ class _Reader:
         params = eqn.params
         if eqn.primitive.name == "slice":
             return eqn.primitive.name, params["strides"]
-        return eqn.primitive, tuple(
-            (name, self._value(params[name])) for name in sorted(params) if name not in _RULES
+        return eqn.primitive, *(
+            (name, self._value(value)) for name, value in params.items() if name not in _RULES
         )
 
     def _value(self, value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return self._function(value.jaxpr, value.consts)
-        if isinstance(value, Jaxpr):
-            return self._function(value, ())
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return self._function(value)
         if isinstance(value, tuple | list):
             return tuple(map(self._value, value))
         if isinstance(value, np.ndarray | jax.Array):
@@ -305,11 +332,14 @@ class _Reader:
         array = np.asarray(value)
         return str(array.dtype), array.shape, array.tobytes()
 
-    def _function(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> int:
+    def _function(self, function: ClosedJaxpr | Jaxpr) -> int:
         """The number of a function within an equation: equal only if it does exactly the same."""
-        known = self.inner.get(id(jaxpr))
-        if known is not None and not consts:
+        known = self.inner.get(id(function))
+        if known is not None:
             return known
+        jaxpr, consts = function, []
+        if isinstance(function, ClosedJaxpr):
+            jaxpr, consts = function.jaxpr, function.consts
         places: dict[Any, int] = {}
         for var in (*jaxpr.constvars, *jaxpr.invars):
             places[var] = len(places)
@@ -335,10 +365,28 @@ class _Reader:
             tuple(map(self._constant, consts)),
         )
         number = self._number(key)
-        if not consts:
-            self.kept.append(jaxpr)
-            self.inner[id(jaxpr)] = number
+        self.kept.append(function)
+        self.inner[id(function)] = number
         return number
+
+
+def _within(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The equations of functions that an equation calls."""
+    for param in eqn.params.values():
+        for value in param if isinstance(param, tuple | list) else (param,):
+            if isinstance(value, ClosedJaxpr | Jaxpr):
+                yield from (value.jaxpr if isinstance(value, ClosedJaxpr) else value).eqns
+
+
+def size_of(eqn: JaxprEqn) -> int:
+    """How many equations it stands for."""
+    return 1 + sum(map(size_of, _within(eqn)))
+
+
+def bytes_of(eqn: JaxprEqn) -> int:
+    """Memory of all that it finds, on the way as well."""
+    own = sum(8 * int(np.prod(getattr(var.aval, "shape", ()))) for var in eqn.outvars)
+    return own + sum(map(bytes_of, _within(eqn)))
 
 
 def _type(atom: Any) -> Any:

@@ -3,13 +3,11 @@
 A model written as a Python loop over numbered sites is traced one site after the other, and so is
 what is done with it: XLA would compile every step by itself, which takes it nearly a second each.
 `repeats` finds the steps; here each stretch of them becomes one loop, whose step is compiled once.
-What steps take from outside is stacked beforehand, what others take from them afterwards: a `Row`
-stands for one entry of such a stack until it is needed as an array of its own. Even to cut a stack
-into a thousand outputs would take XLA a while, so `Packed` brings stacks out of a compiled function
-whole, to be cut up outside.
+What steps take from outside is stacked beforehand, and what they find comes as a stack: see
+`stacks`. Steps that take nothing from one another are worked out side by side, if they are small.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,8 +18,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jaxtyping import Array
 
 from retrodict.loops import scan
-from retrodict.repeats import Inside, Repeat, find_repeats, needed
-
+from retrodict.repeats import MOVES, Inside, Repeat, bytes_of, find_repeats, needed
+from retrodict.stacks import Row, array_of, concatenated, stacked
 
 # Functions with rules of their own, for derivatives or for vectorising: all that has been done by
 # now, so that only what they compute is left.
@@ -34,21 +32,8 @@ _CALLED = {
 }
 
 
-# A stack is put together from no more pieces of others than this.
-MOST_PIECES = 8
-
-
-class Row(NamedTuple):
-    """One entry of a stack, with the axis of the stack kept or not."""
-
-    stack: Array
-    place: int
-    kept: bool = False
-
-    def array(self) -> Array:
-        """The entry by itself."""
-        found: Array = jax.lax.index_in_dim(self.stack, self.place, 0, self.kept)
-        return found
+# Steps that take nothing from each other are worked out at once if that holds no more than this.
+AT_ONCE = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -123,8 +108,8 @@ class _Loop:
         """Work out all steps, and add to what is known."""
         repeat = self.repeat
         for offset in sorted(repeat.apart):
-            for step in range(repeat.count):
-                _write_out(self.eqns[repeat.place(step, offset)], self.known)
+            for number in range(repeat.count):
+                _write_out(self.eqns[repeat.place(number, offset)], self.known)
         outside, stacks = self._outside()
         lags = self._lags()
         last = {key: lag for key, lag in lags.items() if self._only_last(key, lag)}
@@ -139,10 +124,14 @@ class _Loop:
             state = {key: [found[key], *past[:-1]] for key, past in state.items()}
             return state, [found[key] for key in kept]
 
-        entries = (jnp.arange(repeat.count), stacks)
-        made = jax.eval_shape(step, start, jax.tree.map(lambda leaf: leaf[0], entries))
-        loop = jax.lax.scan if _has_keys(made[1]) else scan
-        end, found = loop(step, start, entries)
+        end: dict[tuple[int, int], list[Array]] = {}
+        if not start and stacks and self._working_bytes() <= AT_ONCE:
+            found = jax.vmap(lambda entries: step({}, entries)[1])(stacks)
+        else:
+            entries = (jnp.arange(repeat.count), stacks)
+            keys = any(_is_key(self._var(0, key)) for key in kept)
+            loop = jax.lax.scan if keys else scan
+            end, found = loop(lambda state, entry: step(state, entry[1]), start, entries)
         for key, stack in zip(kept, found, strict=True):
             for number in self.taken[key]:
                 self.known[self._var(number, key)] = Row(stack, number)
@@ -150,11 +139,17 @@ class _Loop:
             for number in self.taken.get(key, ()):
                 self.known[self._var(number, key)] = end[key][repeat.count - 1 - number]
 
+    def _working_bytes(self) -> int:
+        """About how much all steps would hold if they were worked out at once."""
+        step = self.eqns[self.repeat.start : self.repeat.start + self.repeat.period]
+        return self.repeat.count * sum(map(bytes_of, step))
+
     def _var(self, step: int, key: tuple[int, int]) -> Var:
         return self.eqns[self.repeat.place(step, key[0])].outvars[key[1]]
 
     def _before(self, key: tuple[int, int], lag: int) -> Array:
-        return _array(_look_up(self._var(-lag, key), self.known))
+        found: Array = array_of(_look_up(self._var(-lag, key), self.known))
+        return found
 
     def _only_last(self, key: tuple[int, int], lag: int) -> bool:
         """Whether all that is taken of a result is what the loop ends with."""
@@ -189,7 +184,7 @@ class _Loop:
                 ]
                 names = tuple(map(_name, atoms))
                 if len(set(names)) == 1:
-                    found[offset, k] = _array(_look_up(atoms[0], self.known))
+                    found[offset, k] = array_of(_look_up(atoms[0], self.known))
                     continue
                 if names not in numbers:
                     numbers[names] = len(stacks)
@@ -201,12 +196,12 @@ class _Loop:
         self, state: Any, outside: dict[tuple[int, int], Any], entries: Any
     ) -> dict[tuple[int, int], Array]:
         found: dict[tuple[int, int], Array] = {}
-        repeat, (_, stacks) = self.repeat, entries
+        repeat = self.repeat
 
         def operand(offset: int, k: int, link: Inside | None) -> Any:
             if (offset, k) in outside:
                 shared = outside[offset, k]
-                return stacks[shared.number] if isinstance(shared, _Entry) else shared
+                return entries[shared.number] if isinstance(shared, _Entry) else shared
             assert link is not None
             key = (link.offset, link.number)
             return state[key][link.lag - 1] if link.lag else found[key]
@@ -226,131 +221,38 @@ class _Entry(NamedTuple):
     number: int
 
 
-def stacked(entries: Sequence["Array | Row"]) -> Array:
-    """Arrays and rows as one stack."""
-    if all(isinstance(entry, Row) and entry.kept for entry in entries):
-        bare = [entry._replace(kept=False) for entry in entries]  # type: ignore[union-attr]
-        return jnp.expand_dims(stacked(bare), 1)
-    entries = [_array(e) if isinstance(e, Row) and e.kept else e for e in entries]
-    pieces = list(_joined(entries))
-    if sum(isinstance(piece, _Piece) for piece in pieces) > MOST_PIECES:
-        return _picked(entries)
-    parts: list[Array] = []
-    single: list[Any] = []
-    for entry in (*pieces, None):
-        if entry is not None and not isinstance(entry, _Piece):
-            single.append(entry)
-            continue
-        if single:
-            parts.append(_stack(single))
-            single = []
-        if entry is not None:
-            parts.append(entry.array())
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def _picked(entries: Sequence["Array | Row"]) -> Array:
-    """Rows of a few stacks in any order, as when the steps of one loop are two of another."""
-    alone = [entry for entry in entries if not isinstance(entry, Row)]
-    stacks = {id(entry.stack): entry.stack for entry in entries if isinstance(entry, Row)}
-    first, size = {}, len(alone)
-    for name, stack in stacks.items():
-        first[name] = size
-        size += stack.shape[0]
-    number = iter(range(len(alone)))
-    places = [
-        first[id(entry.stack)] + entry.place if isinstance(entry, Row) else next(number)
-        for entry in entries
-    ]
-    whole = jnp.concatenate([*([_stack(alone)] if alone else []), *stacks.values()])
-    return whole[np.array(places)]
-
-
-class _Piece(NamedTuple):
-    """Rows that follow one another in the same stack."""
-
-    stack: Array
-    first: int
-    last: int
-
-    def array(self) -> Array:
-        """The rows by themselves."""
-        low, high = sorted((self.first, self.last))
-        part = self.stack
-        if (low, high) != (0, part.shape[0] - 1):
-            part = jax.lax.slice_in_dim(part, low, high + 1)
-        return jax.lax.rev(part, (0,)) if self.first > self.last else part
-
-
-def _joined(entries: Sequence["Array | Row"]) -> Iterator["Array | _Piece"]:
-    """Rows that follow one another, or come in the opposite order, in one piece."""
-    place = 0
-    while place < len(entries):
-        first = entries[place]
-        stop = place + 1
-        if not isinstance(first, Row):
-            yield first
-            place = stop
-            continue
-        step = 0
-        while stop < len(entries):
-            after = entries[stop]
-            if not isinstance(after, Row) or after.stack is not first.stack:
-                break
-            if stop == place + 1:
-                step = after.place - first.place
-            if abs(step) != 1 or after.place != first.place + step * (stop - place):
-                break
-            stop += 1
-        yield _Piece(first.stack, first.place, first.place + step * (stop - place - 1))
-        place = stop
-
-
-def _stack(arrays: Sequence[Any]) -> Array:
-    if not any(isinstance(array, jax.Array) for array in arrays):
-        return jnp.asarray(np.stack(arrays))
-    return jnp.stack([jnp.asarray(array) for array in arrays])
-
-
 def _name(atom: Any) -> Any:
     """Equal for operands that are the same."""
     if isinstance(atom, Literal):
-        return "literal", np.asarray(atom.val).tobytes(), atom.aval.dtype
+        return "literal", np.asarray(atom.val).tobytes(), _aval(atom).dtype
     return atom
 
 
 def _look_up(atom: Any, known: dict[Var, Array | Row]) -> Any:
     if isinstance(atom, Literal):
-        return np.asarray(atom.val, atom.aval.dtype)
+        return np.asarray(atom.val, _aval(atom).dtype)
     return known[atom]
-
-
-def _array(value: Any) -> Any:
-    return value.array() if isinstance(value, Row) else value
 
 
 def _write_out(eqn: JaxprEqn, known: dict[Var, Array | Row]) -> None:
     """One equation by itself; rows that are only put elsewhere stay rows."""
-    operands = [
-        atom.val if isinstance(atom, Literal) else known[atom] for atom in eqn.invars
-    ]
+    operands = [atom.val if isinstance(atom, Literal) else known[atom] for atom in eqn.invars]
     moved = _moved(eqn, operands)
     if moved is not None:
         known[eqn.outvars[0]] = moved
         return
-    known.update(zip(eqn.outvars, apply(eqn, list(map(_array, operands))), strict=True))
+    known.update(zip(eqn.outvars, apply(eqn, list(map(array_of, operands))), strict=True))
 
 
 def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
     """What an equation makes that takes a row out, changes its shape, or puts rows together."""
-    name, first = eqn.primitive.name, operands[0] if operands else None
-    shape = eqn.outvars[0].aval.shape
-    match name:
-        case "slice" if not isinstance(first, Row):
-            start, stop = eqn.params["start_indices"], eqn.params["limit_indices"]
-            whole = all(s == 0 for s in start[1:]) and stop[1:] == first.shape[1:]
-            if len(start) and whole and stop[0] == start[0] + 1 and first.shape[0] > 1:
-                return Row(first, start[0], True)
+    if eqn.primitive.name not in _MOVING:
+        return None
+    first, shape = operands[0], _aval(eqn.outvars[0]).shape
+    match eqn.primitive.name:
+        case "slice" if not isinstance(first, Row) and first.ndim and shape[0] == 1:
+            if shape[1:] == first.shape[1:] and first.shape[0] > 1:
+                return Row(first, eqn.params["start_indices"][0], True)
         case "reduce_sum" if isinstance(first, Row) and not eqn.params["axes"]:
             return first
         case "squeeze" | "reshape" | "broadcast_in_dim" if isinstance(first, Row):
@@ -364,12 +266,11 @@ def _moved(eqn: JaxprEqn, operands: Sequence[Any]) -> "Array | Row | None":
         case "concatenate" if eqn.params["dimension"] == 0:
             rows = [o for o in operands if isinstance(o, Row)]
             if rows and all(row.kept == rows[0].kept for row in rows):
-                pieces = [
-                    p.array().reshape(-1, *shape[1:]) if isinstance(p, _Piece) else p
-                    for p in _joined(operands)
-                ]
-                return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
+                return concatenated(operands, shape)
     return None
+
+
+_MOVING = MOVES | {"reduce_sum", "stack", "concatenate"}
 
 
 def _behind(ndim: int) -> tuple[tuple[int, ...], ...]:
@@ -388,80 +289,10 @@ def apply(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Array]:
     return found if eqn.primitive.multiple_results else [found]
 
 
-def _has_keys(made: Any) -> bool:
-    return any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(made))
+def _aval(atom: Any) -> Any:
+    """Shape and type of an atom, of which JAX does not say that it has them."""
+    return atom.aval
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
-class Packed:
-    """A tree of arrays of which some are rows of the same few stacks.
-
-    Attributes:
-        arrays: the stacks, and arrays by themselves.
-        places: for each leaf of the tree, which array, and which row of it, if it is one.
-        tree: the structure.
-    """
-
-    arrays: tuple[Any, ...]
-    places: tuple[tuple[int, int | None, bool], ...]
-    tree: Any
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """For JAX."""
-        return self.arrays, (self.places, self.tree)
-
-    @classmethod
-    def tree_unflatten(cls, rest: Any, arrays: tuple[Any, ...]) -> "Packed":
-        """For JAX."""
-        return cls(tuple(arrays), *rest)
-
-    @staticmethod
-    def of(leaves: Sequence["Array | Row"], tree: Any) -> "Packed":
-        """What a `Rolled` function has found."""
-        arrays: list[Any] = []
-        numbers: dict[int, int] = {}
-        places: list[tuple[int, int | None, bool]] = []
-        for leaf in leaves:
-            array = leaf.stack if isinstance(leaf, Row) else leaf
-            if id(array) not in numbers:
-                numbers[id(array)] = len(arrays)
-                arrays.append(array)
-            row = (leaf.place, leaf.kept) if isinstance(leaf, Row) else (None, False)
-            places.append((numbers[id(array)], *row))
-        return Packed(tuple(arrays), tuple(places), tree)
-
-    def unpacked(self) -> Any:
-        """The tree."""
-        cut = {number for number, row, _ in self.places if row is not None}
-        if any(isinstance(self.arrays[number], jax.core.Tracer) for number in cut):
-            rows: dict[int, Any] = {number: self.arrays[number] for number in cut}
-        else:  # to cut up what lies in this machine's memory takes no compiling
-            rows = {number: np.asarray(self.arrays[number]) for number in cut}
-
-        def leaf(number: int, row: int | None, kept: bool) -> Any:
-            if row is None:
-                return self.arrays[number]
-            return rows[number][row : row + 1] if kept else rows[number][row]
-
-        return jax.tree.unflatten(self.tree, jax.device_put([leaf(*place) for place in self.places]))
-
-
-def packed(traced: Callable[..., Any]) -> Callable[..., Packed]:
-    """A function to be compiled: another with its repeats in loops, what it finds `Packed`.
-
-    Args:
-        traced: gives, for arguments, what `jax.jit` has traced.
-    """
-
-    def run(*arguments: Any) -> Packed:
-        found = traced(*arguments)
-        leaves = Rolled.of(found.jaxpr)(*jax.tree.leaves(arguments))
-        return Packed.of(leaves, jax.tree.structure(found.out_info))
-
-    return run
-
-
-def has_repeats(closed: ClosedJaxpr) -> bool:
-    """Whether there is anything to be put into a loop."""
-    return bool(Rolled.of(closed).repeats)
+def _is_key(var: Var) -> bool:
+    return bool(jnp.issubdtype(_aval(var).dtype, jax.dtypes.prng_key))

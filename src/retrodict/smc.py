@@ -137,16 +137,15 @@ class Engine:
                 counted = [n for n in closing if n not in series.possible]
                 density, seen = self._densities(data, particles.values, counted)
                 possible |= seen
-                particles = reweigh(particles, self._total(density, counted), number)
+                particles = _reweigh(particles, self._total(density, counted), number)
                 continue
             if number > 0:
                 particles = aside.put(particles, number, last)
                 # by number, not by name, so that stages that are alike are traced once
                 names = list(particles.values)
-                bare = particles._replace(values=dict(enumerate(particles.values.values())))
+                bare: Any = particles._replace(values=list(particles.values.values()))  # type: ignore[arg-type]
                 bare, size, parents = choose(resample_key, bare)
-                values = (bare.values[place] for place in range(len(names)))
-                particles = bare._replace(values=dict(zip(names, values, strict=True)))
+                particles = bare._replace(values=dict(zip(names, bare.values, strict=True)))
                 parents_at[number] = parents
                 held = held[parents] if number <= last_series else held
                 sizes.append(size[None])
@@ -158,7 +157,7 @@ class Engine:
             if number < last_series:
                 held = held + increment
             else:
-                particles = reweigh(particles, increment, number)
+                particles = _reweigh(particles, increment, number)
         particles = aside.fetched(particles, parents_at)
         return self._outcome(particles, sizes, ancestors, filtered, filtered_log_weights, possible)
 
@@ -190,7 +189,7 @@ class Engine:
             if number > 0:
                 sizes.append(ess(particles.log_weights)[None])
                 ancestors.append(jnp.arange(self.num_particles, dtype=jnp.int32)[None])
-            particles = reweigh(particles, self._total(densities, closing) - log_q, number)
+            particles = _reweigh(particles, self._total(densities, closing) - log_q, number)
         return self._outcome(particles, sizes, ancestors, None, None, possible)
 
     def _outcome(
@@ -431,6 +430,15 @@ class Engine:
         return state, Seen(drawn, size, parents, possible)
 
 
+def _reweigh(particles: Population, increment: Array, stage: int) -> Population:
+    """As `reweigh`, but traced once for all stages."""
+    bare: Population = _weigh(particles._replace(values={}), increment, stage)
+    return bare._replace(values=particles.values)
+
+
+_weigh = jax.jit(reweigh)
+
+
 class _Aside:
     """Values that no later stage looks at, as they were when they were put aside.
 
@@ -454,7 +462,9 @@ class _Aside:
         line: Array | None = None
         found: dict[str, Array] = {}
         for stage in sorted(self._values, reverse=True):
-            line = ancestors[stage] if line is None else jnp.take(ancestors[stage], line, mode="clip")
+            line = (
+                ancestors[stage] if line is None else jnp.take(ancestors[stage], line, mode="clip")
+            )
             for name, value in self._values[stage].items():
                 found[name] = jnp.take(value, line, 0, mode="clip")
         return particles._replace(values={**dict(reversed(found.items())), **particles.values})

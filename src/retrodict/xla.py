@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict.rolling import has_repeats, packed
+from retrodict.packing import Packed
+from retrodict.rolling import Rolled
 
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
@@ -40,19 +41,29 @@ class Compiled(Generic[Arguments, Found]):
 
     def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
         self.written_out: Any = jax.jit(fn, compiler_options=options)
-        self._rolled = jax.jit(packed(self.written_out.trace), compiler_options=options)
+        self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
         self._repeats: bool | None = None
+        self._found: Rolled | None = None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
         """The function's outcome."""
         if self._repeats is None:
-            # what was traced is kept, and is not traced again
-            self._repeats = has_repeats(self.written_out.trace(*args, **kwargs).jaxpr)
-        if not self._repeats:
-            found: Found = self.written_out(*args, **kwargs)
-            return found
-        unpacked: Found = self._rolled(*args, **kwargs).unpacked()
-        return unpacked
+            # JAX keeps what was traced, and does not trace it again
+            self._found = Rolled.of(self.written_out.trace(*args, **kwargs).jaxpr)
+            self._repeats = bool(self._found.repeats)
+        if self._repeats:
+            unpacked: Found = self.in_loops(*args, **kwargs).unpacked()
+            return unpacked
+        found: Found = self.written_out(*args, **kwargs)
+        return found
+
+    def _packed(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
+        traced, found = self.written_out.trace(*args, **kwargs), self._found
+        self._found = None  # it is large, and needed but once
+        if found is None or found.closed is not traced.jaxpr:
+            found = Rolled.of(traced.jaxpr)
+        leaves = found(*jax.tree.leaves((args, kwargs)))
+        return Packed.of(leaves, jax.tree.structure(traced.out_info))
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:
