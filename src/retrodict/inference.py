@@ -255,8 +255,10 @@ class Inference:
         method: str,
     ) -> Posterior:
         particles = outcome.population
+        # rows of a loop's stacks are NumPy's
+        samples: dict[str, Array] = jax.device_put({**particles.values, **deterministic})
         return make_posterior(
-            {**particles.values, **deterministic},
+            samples,
             particles.log_weights,
             log_evidence=particles.log_evidence,
             num_resamplings=particles.num_resamplings,
