@@ -57,10 +57,8 @@ class Packed:
     def unpacked(self) -> Any:
         """The tree."""
         cut = {number for number, row, _ in self.places if row is not None}
-        if any(isinstance(self.arrays[number], jax.core.Tracer) for number in cut):
-            rows: dict[int, Any] = {number: self.arrays[number] for number in cut}
-        else:  # to cut up what lies in this machine's memory takes no compiling
-            rows = {number: np.asarray(self.arrays[number]) for number in cut}
+        # to cut up what lies in this machine's memory takes no compiling
+        rows = {number: np.asarray(self.arrays[number]) for number in cut}
 
         def leaf(number: int, row: int | None, kept: bool) -> Any:
             if row is None:

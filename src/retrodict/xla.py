@@ -42,19 +42,24 @@ class Compiled(Generic[Arguments, Found]):
     def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
         self.written_out: Any = jax.jit(fn, compiler_options=options)
         self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
+        self._inside: Any = jax.jit(fn)  # within another function, which has options of its own
         self._repeats: bool | None = None
         self._found: Rolled | None = None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
         """The function's outcome."""
+        found: Found
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            found = self._inside(*args, **kwargs)
+            return found
         if self._repeats is None:
             # JAX keeps what was traced, and does not trace it again
             self._found = Rolled.of(self.written_out.trace(*args, **kwargs).jaxpr)
             self._repeats = bool(self._found.repeats)
         if self._repeats:
-            unpacked: Found = self.in_loops(*args, **kwargs).unpacked()
-            return unpacked
-        found: Found = self.written_out(*args, **kwargs)
+            found = self.in_loops(*args, **kwargs).unpacked()
+        else:
+            found = self.written_out(*args, **kwargs)
         return found
 
     def _packed(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
