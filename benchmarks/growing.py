@@ -64,14 +64,16 @@ def best_of(call: Callable[[int], Any], least: float = 0.5, most: int = 20) -> l
     return times
 
 
-def answered(proposal: Proposal, networks: Any, particles: int, read: float) -> dict[str, Any]:
+def answered(
+    proposal: Proposal, networks: Any, particles: int, read: float, threshold: float = 0.0
+) -> dict[str, Any]:
     """Data simulated, then answered: the first time, and warm."""
-    simulate = jax.jit(proposal.graph.program.simulate)
+    simulate = run_often(proposal.graph.program.simulate)
     begun = time.perf_counter()
     drawn = jax.block_until_ready(simulate(jax.random.key(1)))
     simulated = time.perf_counter() - begun
     data = {name: drawn[name] for name in proposal.graph.observed}
-    run = run_often(Engine(proposal, particles, systematic, 0.0).run)
+    run = run_often(Engine(proposal, particles, systematic, threshold).run)
     begun = time.perf_counter()
     jax.block_until_ready(run(networks, jax.random.key(2), data))
     first = time.perf_counter() - begun
@@ -95,7 +97,7 @@ def particles(size: int) -> dict[str, Any]:
     return answered(proposal, networks, size, read)
 
 
-def factors(size: int) -> dict[str, Any]:
+def factors(size: int, threshold: float = 0.0) -> dict[str, Any]:
     """A loop over so many numbered latents, each seen by an observation of its own."""
 
     def model() -> None:
@@ -106,7 +108,13 @@ def factors(size: int) -> dict[str, Any]:
 
     observed = tuple(f"y_{number}" for number in range(size))
     proposal, networks, read = prepared(model, observed)
-    return answered(proposal, networks, PARTICLES, read) | {"networks": len(networks)}
+    found = answered(proposal, networks, PARTICLES, read, threshold)
+    return found | {"networks": len(networks)}
+
+
+def stages(size: int) -> dict[str, Any]:
+    """The same, resampled between factors when the effective sample size has halved."""
+    return factors(size, 0.5)
 
 
 def steps(size: int) -> dict[str, Any]:
@@ -137,7 +145,13 @@ def steps(size: int) -> dict[str, Any]:
     }
 
 
-KINDS = {"elements": elements, "particles": particles, "factors": factors, "steps": steps}
+KINDS = {
+    "elements": elements,
+    "particles": particles,
+    "factors": factors,
+    "stages": stages,
+    "steps": steps,
+}
 
 
 def main() -> None:

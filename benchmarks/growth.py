@@ -29,6 +29,7 @@ ABOUT = {
     "elements": "pumps in a plate, 10 particles",
     "steps": "steps of a stream, 100 particles, bootstrap",
     "factors": "factors of a loop written out, 10 particles",
+    "stages": "stages of a loop written out, resampled, 10 particles",
     "particles": "particles, regression",
 }
 # A little above one is what caches and memory allocation do to a linear cost.
@@ -201,7 +202,9 @@ def main() -> None:
     section("particles", (100, 1000, 10_000, 100_000, 1_000_000), limit)
     most = (100_000, 1_000_000) if full else (30_000,)
     section("steps", (100, 1000, 10_000, *most), limit)
-    section("factors", (1, 3, 10, 30, 100, 300, 1000), limit)
+    # a thousand take most of a minute, so that no size is left out
+    section("factors", (1, 3, 10, 30, 100, 300, 1000), max(limit, 120.0))
+    section("stages", (1, 3, 10, 30, 100, 300, 1000), max(limit, 120.0))
 
 
 if __name__ == "__main__":

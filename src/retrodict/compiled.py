@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from retrodict import xla
 from retrodict.answers import Answers
 from retrodict.contexts import Assembly
 from retrodict.data import check_data
@@ -112,7 +113,7 @@ class Compiled:
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)))
+        return xla.Compiled(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
 
     def log_prob(
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
@@ -128,7 +129,7 @@ class Compiled:
         def one(networks: Any, latents: Any, data: Any) -> Array:
             return self.proposal.log_prob(networks, {**data, **latents})
 
-        return jax.jit(jax.vmap(one, in_axes=(None, 0, None)))
+        return xla.Compiled(jax.vmap(one, in_axes=(None, 0, None)), {})
 
     def infer(
         self,

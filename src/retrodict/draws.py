@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from retrodict.graph import Graph
-from retrodict.xla import QUICKLY
+from retrodict.xla import QUICKLY, Compiled
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
@@ -83,7 +83,7 @@ def joint_draws(graph: Graph) -> Draws:
         found = graph.program.run(rng_key, {})
         return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
 
-    return jax.jit(jax.vmap(draw), compiler_options=QUICKLY)
+    return Compiled(jax.vmap(draw), QUICKLY)
 
 
 def at_once(each: int) -> int:

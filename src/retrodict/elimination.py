@@ -6,8 +6,10 @@ a node is a site at one step, with all of its plate elements, and `retrodict.mee
 elements are neighbours.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +61,13 @@ class Network:
         """All nodes in program order."""
         return list(self.sizes)
 
-    def children(self) -> dict[Node, set[Node]]:
+    @cached_property
+    def place(self) -> Mapping[Node, int]:
+        """The number of each node in program order."""
+        return {node: number for number, node in enumerate(self.sizes)}
+
+    @cached_property
+    def children(self) -> Mapping[Node, set[Node]]:
         """The nodes that depend on each node."""
         found: dict[Node, set[Node]] = {node: set() for node in self.sizes}
         for child, parents in self.parents.items():
@@ -231,14 +239,14 @@ class MoralGraph:
 
     sizes: Mapping[Node, tuple[int, ...]]
     given: frozenset[Node]
-    adjacent: dict[Node, dict[Node, Meets]] = field(default_factory=dict)
+    adjacent: defaultdict[Node, dict[Node, Meets]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
     @staticmethod
     def of(network: Network, families: Iterable[Node], given: Collection[Node]) -> "MoralGraph":
         """Join every node of `families` with its parents, and these with each other."""
         moral = MoralGraph(network.sizes, frozenset(given))
-        for node in network.sizes:
-            moral.adjacent[node] = {}
         for child in families:
             moral._marry(child, network.parents[child], frozenset())
             for parent, meets in network.parents[child].items():

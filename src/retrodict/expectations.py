@@ -113,6 +113,11 @@ class Guide:
         return sum(self._sizes)
 
     @property
+    def looked_at(self) -> tuple[str, ...]:
+        """The sites whose distributions say something: a run of the model ends with the last."""
+        return (*self.factor.latents, *(child.name for child in self.children))
+
+    @property
     def working_bytes(self) -> int:
         """Memory to work out all copies of one draw: slopes, and a few arrays as large."""
         number = len(self.facts.order)
@@ -182,8 +187,9 @@ class Guide:
 
         def evaluate(latents: Values, expect: Expect) -> Evaluation:
             # What is not known is drawn; nothing that is used depends on it.
-            program = self.graph.program
-            return program.run(jax.random.key(0), {**known, **latents}, expect=expect)
+            return self.graph.program.run(
+                jax.random.key(0), {**known, **latents}, expect=expect, only=self.looked_at
+            )
 
         return evaluate
 

@@ -7,6 +7,7 @@ plate, in time or in a loop share one network: Paige & Wood (2016), sec. 3.3 and
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from retrodict.elimination import Draw
 from retrodict.graph import Graph
@@ -70,18 +71,40 @@ def make_factors(
         chain: for sites of loops in time, their step: different steps stay different factors.
         backward: scans are drawn from the last step to the first.
     """
-    blocks = _blocks(graph, draws, chain)
-    factors: list[Factor] = []
-    done: set[tuple[str, ...]] = set()
-    for block in blocks:
-        names = tuple(draw.node.site for draw in block)
-        if names in done:
-            continue
-        done.add(names)
-        # All steps of a scan are copies of one factor.
-        copies = [b for b in blocks if tuple(d.node.site for d in b) == names]
-        factors.append(_factor(graph, copies, draws, backward))
-    return tuple(factors)
+    # All steps of a scan are copies of one factor.
+    copies: dict[tuple[str, ...], list[list[Draw]]] = {}
+    for block in _blocks(graph, draws, chain):
+        copies.setdefault(tuple(draw.node.site for draw in block), []).append(block)
+    drawn = _Drawn.of(graph, draws)
+    return tuple(_factor(graph, alike, drawn, backward) for alike in copies.values())
+
+
+class _Drawn(NamedTuple):
+    """What is known of all nodes together.
+
+    Attributes:
+        last: for each latent site, when the last of its nodes is drawn.
+        last_step: of all scans.
+        order: of the sites in the program.
+        children: of each site.
+    """
+
+    last: Mapping[str, int]
+    last_step: int
+    order: Mapping[str, int]
+    children: Mapping[str, Sequence[str]]
+
+    @staticmethod
+    def of(graph: Graph, draws: Sequence[Draw]) -> "_Drawn":
+        children: dict[str, list[str]] = {}
+        for edge in graph.edges:
+            children.setdefault(edge.parent, []).append(edge.child)
+        return _Drawn(
+            {draw.node.site: number for number, draw in enumerate(draws)},
+            max((d.node.step for d in draws if d.node.step is not None), default=0),
+            {name: number for number, name in enumerate(graph.sites)},
+            children,
+        )
 
 
 def _blocks(graph: Graph, draws: Sequence[Draw], chain: Mapping[str, int]) -> list[list[Draw]]:
@@ -134,7 +157,7 @@ def _belongs(graph: Graph, block: Sequence[Draw], draw: Draw, chain: Mapping[str
 
 
 def _factor(
-    graph: Graph, copies: Sequence[Sequence[Draw]], draws: Sequence[Draw], backward: bool
+    graph: Graph, copies: Sequence[Sequence[Draw]], drawn: _Drawn, backward: bool
 ) -> Factor:
     latents = tuple(draw.node.site for draw in copies[0])
     site = graph.sites[latents[0]]
@@ -153,23 +176,21 @@ def _factor(
                 met.setdefault(parent.site, []).append(_renumbered(meets, renumber))
                 if draw.node.step is not None and parent.step is not None:
                     reached.setdefault(parent.site, set()).add((draw.node.step, parent.step))
-    last = max((d.node.step for d in draws if d.node.step is not None), default=0)
-    order = {name: number for number, name in enumerate(graph.sites)}
     label = _labels(graph, latents)
     inputs = tuple(
         Input(
             name,
             label(name),
             join(*met[name]),
-            _window(graph, site.scan, name, reached.get(name), last),
+            _window(graph, site.scan, name, reached.get(name), drawn.last_step),
         )
-        for name in sorted(met, key=order.__getitem__)
+        for name in sorted(met, key=drawn.order.__getitem__)
     )
     return Factor(
         latents=latents,
         context=frozenset(met),
         plates=tuple(site.plates[axis] for axis in free),
-        network=_network(graph, copies[0], label, met, draws),
+        network=_network(graph, copies[0], label, met, drawn),
         labels=tuple(map(label, latents)),
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],
@@ -230,7 +251,7 @@ def _network(
     block: Sequence[Draw],
     label: Callable[[str], str],
     context: Iterable[str],
-    draws: Sequence[Draw],
+    drawn: _Drawn,
 ) -> str:
     """A name for the network: equal for blocks of a loop that are copies of each other.
 
@@ -242,52 +263,48 @@ def _network(
     if all(graph.sites[name].family is None for name in names):
         return title
     digest = hashlib.sha256()
-    for touched in _touched(graph, block, draws):
+    for touched in _touched(graph, block, drawn):
         digest.update(f"{label(touched)}:{graph.codes.get(touched, '')}\n".encode())
     return f"{title} # {digest.hexdigest()[:8]}"
 
 
-def _touched(graph: Graph, block: Sequence[Draw], draws: Sequence[Draw]) -> Iterable[str]:
+def _touched(graph: Graph, block: Sequence[Draw], drawn: _Drawn) -> Iterable[str]:
     """Sites whose densities make up the block's conditional: its own, and downwards.
 
     Latent children drawn later have been integrated over, so theirs count as well.
     """
     names = [draw.node.site for draw in block]
-    last = max(number for number, draw in enumerate(draws) if draw.node.site in names)
-    later = {draw.node.site for draw in draws[last + 1 :]}
+    last = max(drawn.last[name] for name in names)
     context = {parent.site for draw in block for parent in draw.parents}
-    children: dict[str, list[str]] = {}
-    for edge in graph.edges:
-        children.setdefault(edge.parent, []).append(edge.child)
+
+    def later(name: str) -> bool:
+        return drawn.last.get(name, -1) > last
+
+    telling = _with_evidence(graph, context, later)
     found, pending = dict.fromkeys(names), list(names)
     while pending:
-        for child in children.get(pending.pop(), ()):
+        for child in drawn.children.get(pending.pop(), ()):
             # A child beyond the context is not conditioned on: a step of a filter ends there.
-            if child not in found and (child in context or child in later):
+            if child not in found and (child in context or later(child)):
                 if graph.sites[child].observed and child not in context:
                     continue
                 found[child] = None
-                if child in later and _has_evidence(child, children, context, later):
+                if later(child) and child in telling:
                     pending.append(child)
     return sorted(
-        (
-            n
-            for n in found
-            if n in names or n in context or _has_evidence(n, children, context, later)
-        ),
-        key=list(graph.sites).index,
+        (n for n in found if n in names or n in context or n in telling),
+        key=drawn.order.__getitem__,
     )
 
 
-def _has_evidence(
-    name: str, children: Mapping[str, Sequence[str]], context: set[str], later: set[str]
-) -> bool:
-    pending, met = [name], {name}
+def _with_evidence(graph: Graph, context: set[str], later: Callable[[str], bool]) -> set[str]:
+    """Sites from which a path leads to the context through such as are drawn later."""
+    found: set[str] = set()
+    pending = list(context)
     while pending:
-        for child in children.get(pending.pop(), ()):
-            if child in context:
-                return True
-            if child in later and child not in met:
-                met.add(child)
-                pending.append(child)
-    return False
+        for parent in graph.parents(pending.pop()):
+            if parent not in found:
+                found.add(parent)
+                if later(parent):
+                    pending.append(parent)
+    return found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.coordinates import Latent, blocks, table
 from retrodict.draws import Draws, usual_number
@@ -182,21 +182,24 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     least = min((_size(replace(guide, children=(child,))) for child in candidates), default=0)
     if not candidates or least > LARGEST:
         return None
-    graph, factor = guide.graph, guide.factor
+    graph = guide.graph
+    names = replace(guide, children=candidates).looked_at
 
     def expected(values: Mapping[str, Array]) -> Any:
-        found = graph.program.run(jax.random.key(0), values, expect={})
-        return {n: found.moments[n] for n in (*factor.latents, *(c.name for c in candidates))}
+        found = graph.program.run(jax.random.key(0), values, expect={}, only=names)
+        return {name: found.moments[name] for name in names}
 
-    references = _references(graph, draws)
-    moments = run_once(jax.vmap(expected), {name: references[name] for name in graph.sites})
+    references = _references(replace(guide, children=candidates), draws)
+    moments = run_once(
+        jax.vmap(expected), {n: references[n] for n in references if n in graph.sites}
+    )
     children = tuple(c for c in candidates if _mostly_finite(moments[c.name]))
     if not children or _size(replace(guide, children=children)) > LARGEST:
         return None
     centre, variance = _fallbacks(guide, references, moments)
-    names = tuple(child.name for child in children)
+    telling = tuple(child.name for child in children)
     guide = replace(
-        guide, children=children, facts=Facts(guide.facts.order, names, centre, variance)
+        guide, children=children, facts=Facts(guide.facts.order, telling, centre, variance)
     )
     told = _information(guide, references)
     if not np.any(told.gain > 1e-3):
@@ -208,9 +211,19 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     return guide
 
 
-def _references(graph: Graph, draws: Draws) -> dict[str, Array]:
+def _references(guide: Guide, draws: Draws) -> dict[str, Array]:
     """Draws from the prior; always the same, as the same model must have the same guide."""
-    made, _ = draws(jax.random.split(jax.random.key(0), usual_number(graph)))
+    graph, names = guide.graph, guide.looked_at
+    keys = jax.random.split(jax.random.key(0), usual_number(graph))
+    if guide.scan is None and 2 * max(map(list(graph.sites).index, names)) < len(graph.sites):
+        # all draws share a program, which is long to compile where little of it is needed
+
+        def begun(rng_key: PRNGKeyArray) -> dict[str, Array]:
+            return graph.program.run(rng_key, {}, only=names).values
+
+        found: dict[str, Array] = run_once(jax.vmap(begun), keys[:REFERENCES])
+        return found
+    made, _ = draws(keys)
     few: dict[str, Array] = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
     return few
 
@@ -224,7 +237,7 @@ def _with_slope(guide: Guide, draws: Draws) -> Guide:
     if not guide.facts.waves or guide.facts.slope:
         return guide
     own_order = guide.facts._replace(order=tuple(range(len(guide.facts.order))))
-    told = _information(replace(guide, facts=own_order), _references(guide.graph, draws))
+    told = _information(replace(guide, facts=own_order), _references(guide, draws))
     return replace(guide, facts=guide.facts._replace(slope=told.slope))
 
 

@@ -33,7 +33,7 @@ from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
 from retrodict.weights import LogEvidence
-from retrodict.xla import QUICKLY, unassisted
+from retrodict.xla import QUICKLY, Compiled, unassisted
 
 FEW_PARTICLES = 100
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
@@ -189,8 +189,8 @@ class Inference:
 
             # few particles take no time, however slow the program
             few = settings.num_particles <= FEW_PARTICLES and not many
-            self._runners[settings, many] = jax.jit(
-                run_many if many else run, compiler_options=QUICKLY if few else unassisted()
+            self._runners[settings, many] = Compiled(
+                run_many if many else run, QUICKLY if few else unassisted()
             )
         return self._runners[settings, many]
 
@@ -255,8 +255,10 @@ class Inference:
         method: str,
     ) -> Posterior:
         particles = outcome.population
+        # rows of a loop's stacks are NumPy's
+        samples: dict[str, Array] = jax.device_put({**particles.values, **deterministic})
         return make_posterior(
-            {**particles.values, **deterministic},
+            samples,
             particles.log_weights,
             log_evidence=particles.log_evidence,
             num_resamplings=particles.num_resamplings,
@@ -348,7 +350,7 @@ class Inference:
             each = self._working_bytes(networks, num_particles)
             return by_parts(partial(one, networks, threshold), each, keys, data)
 
-        return jax.jit(run, compiler_options=QUICKLY)
+        return Compiled(run, QUICKLY)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8

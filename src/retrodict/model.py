@@ -98,6 +98,7 @@ class _Notes:
     """Python-side findings of a run: what does not depend on values."""
 
     seen: dict[str, Seen] = field(default_factory=dict)
+    shapes: dict[str, Any] = field(default_factory=dict)  # of all values, with their types
     scan_lengths: list[int] = field(default_factory=list)
     reversed_scans: list[bool] = field(default_factory=list)
 
@@ -231,7 +232,7 @@ class Program:
             the program that knows which sites lie in which scan, and the sites in program order.
         """
         notes = self._inspect_once()
-        again = self._inspect_once()
+        again = self._inspect_once(only=())
         if list(notes.seen) != list(again.seen):
             changed = sorted(set(notes.seen) ^ set(again.seen)) or list(notes.seen)
             raise UnsupportedModel(
@@ -245,14 +246,14 @@ class Program:
         )
         return replace(self, scan_sites=scan_sites), notes.seen, notes
 
-    def _inspect_once(self) -> _Notes:
+    def _inspect_once(self, only: Collection[str] | None = None) -> _Notes:
         notes = _Notes()
 
         def draw(rng_key: PRNGKeyArray) -> dict[str, Array]:
-            return self.run(rng_key, {}, notes).values
+            return self.run(rng_key, {}, notes, only=only).values
 
         try:
-            jax.eval_shape(draw, jax.random.key(0))
+            notes.shapes.update(jax.eval_shape(draw, jax.random.key(0)))
         except UnsupportedModel:
             raise
         except (
@@ -380,7 +381,7 @@ class _Run(Messenger):
 
     def _end_if_done(self) -> None:
         """Leave the model when all that is wanted has been scored; not from inside of a scan."""
-        if self.only is None or self.scan is not None:
+        if not self.only or self.scan is not None:
             return
         if self.only <= set(self.result.log_density):
             raise _Reached(None)

@@ -26,7 +26,7 @@ def blanket(network: Network) -> list[Draw]:
     Keeps the local dependence of the model (proposition 1); siblings under a common parent come out
     independent of each other.
     """
-    children = network.children()
+    children = network.children
     known = set(network.observed)
     draws: list[Draw] = []
     for node in reversed([n for n in network.nodes if n not in network.observed]):
@@ -51,7 +51,7 @@ def faithful(network: Network, later: Later) -> list[Draw]:
     eliminated = [n for n in latents if n not in barren]
     families = [n for n in network.nodes if n not in barren]
     moral = MoralGraph.of(network, families, given=network.observed)
-    children = network.children()
+    children = network.children
     blockers = {n: (children[n] | later(n)) - network.observed - barren for n in eliminated}
     draws = eliminate_all(moral, eliminated, blockers)
     return draws + [_own(network, n) for n in latents if n in barren]
@@ -104,18 +104,20 @@ def _steps(
         current.append(node)
         if observed:
             here = set(current) - network.observed
-            closed = closed or bool(ancestors(network, [node]) & here)
+            closed = closed or bool(ancestors(network, [node], current[0]) & here)
     return [*steps, current] if current else steps
 
 
 def _invert_step(network: Network, step: Sequence[Node], later: Later) -> list[Draw]:
     latents = [n for n in step if n not in network.observed]
     evidence = [n for n in step if n in network.observed]
-    barren = without_evidence(network, evidence) & set(latents)
+    informed = ancestors(network, evidence, step[0])
+    barren = {n for n in latents if n not in informed}
     eliminated = [n for n in latents if n not in barren]
-    given = set(network.nodes) - set(eliminated)
-    moral = MoralGraph.of(network, [*eliminated, *evidence], given)
-    children = network.children()
+    families = [*eliminated, *evidence]
+    around = {n for child in families for n in (child, *network.parents[child])}
+    moral = MoralGraph.of(network, families, given=around - set(eliminated))
+    children = network.children
     blockers = {n: (children[n] | later(n)) & set(eliminated) for n in eliminated}
     draws = eliminate_all(moral, eliminated, blockers)
     return draws + [_own(network, n) for n in latents if n in barren]
@@ -127,12 +129,14 @@ def without_evidence(network: Network, evidence: Collection[Node]) -> set[Node]:
     return {n for n in network.nodes if n not in informed and n not in network.observed}
 
 
-def ancestors(network: Network, nodes: Collection[Node]) -> set[Node]:
-    """All from which a directed path leads to one of the nodes."""
+def ancestors(network: Network, nodes: Collection[Node], since: Node | None = None) -> set[Node]:
+    """All from which a directed path leads to one of the nodes, or those not before a node."""
+    first = 0 if since is None else network.place[since]
     found: set[Node] = set()
     waiting = list(nodes)
     while waiting:
-        new = set(network.parents[waiting.pop()]) - found
+        parents = network.parents[waiting.pop()]
+        new = {node for node in parents if node not in found and network.place[node] >= first}
         found |= new
         waiting += new
     return found

@@ -8,7 +8,7 @@ along plates at once, steps of a scan one after the other. All functions are of 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import jax
@@ -27,7 +27,9 @@ from retrodict.inverse import Inverse
 from retrodict.loops import scan
 from retrodict.model import Evaluation, carry_leaves
 from retrodict.networks import MADE, ConditionalMADE
+from retrodict.repeats import FEWEST
 from retrodict.rows import sum_of_all
+from retrodict.slices import Slices
 from retrodict.trees import needing_marginals
 from retrodict.views import Values
 
@@ -121,6 +123,12 @@ class Proposal:
         """The model's graph."""
         return self.inverse.graph
 
+    @cached_property
+    def slices(self) -> Slices | None:
+        """Densities by themselves, where a model has stages enough for it to be worthwhile."""
+        many = len(self.stages) > FEWEST and not self.graph.scan_lengths
+        return Slices(self.graph) if many else None
+
     @property
     def facts(self) -> dict[str, Facts]:
         """What is known of the guides, by network."""
@@ -129,6 +137,11 @@ class Proposal:
             for a in self.assemblies.values()
             if a.guide is not None
         }
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        """Networks that draw more than one factor."""
+        return frozenset(name for name, by in self.networks().items() if len(by) > 1)
 
     def networks(self) -> dict[str, list[Assembly]]:
         """The assemblies of the factors that share each network."""
@@ -162,6 +175,13 @@ class Proposal:
     def runs_forward(self, stage: Stage) -> bool:
         """Whether a stage is a series drawn in the direction of time."""
         return follows_time(self.graph, stage.factors[0]) is not None
+
+    def looks_at(self, stage: Stage) -> set[str] | None:
+        """Names of the values that a stage is drawn from, if it does not take all there are."""
+        if stage.scan is not None or stage.own:
+            return None
+        assembly = self.assemblies[stage.factors[0].latents]
+        return assembly.keys() if assembly.guide is None else None
 
     def working_bytes(self, networks: Networks, stage: Stage) -> int:
         """About how much is held at a time to draw one particle of a stage, or of its step.
@@ -211,7 +231,9 @@ class Proposal:
         each, would be dearer than what is drawn with them.
         """
         copies = self.assemblies[factor.latents].copies[1 if factor.time else 0 :]
-        return networks[str(factor.network)].noise(rng_key, (*shape, *copies))
+        name = str(factor.network)
+        noise = _noise_alike if name in self._shared else _noise
+        return noise(networks[name], rng_key, (*shape, *copies))
 
     def step_noise(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
@@ -277,10 +299,13 @@ class Proposal:
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
 
+        # copies in a loop written out are traced one by one, but not what is the same in all
+        drawn = _drawn_alike if str(assembly.factor.network) in self._shared else _drawn
+
         def one(noise: Array, index: tuple[Array, ...], given: Values) -> Any:
             expected = None if expect is None else expect(index)
             context = assembly.context(values, (*leading, *index), given, expected)
-            return network.draw(network.encode(context, to_draw=True), noise)
+            return drawn(network, context, noise)
 
         if not sizes:
             x, log_q = one(noise, (), summaries or {})
@@ -461,6 +486,18 @@ class Proposal:
 
             log_q += over_copies(one, assembly.copies).sum()
         return log_q
+
+
+def _drawn(network: ConditionalMADE, context: Any, noise: Array) -> tuple[Any, Array]:
+    return network.draw(network.encode(context, to_draw=True), noise)
+
+
+def _noise(network: ConditionalMADE, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    return network.noise(rng_key, shape)
+
+
+_drawn_alike = jax.jit(_drawn)
+_noise_alike = jax.jit(_noise, static_argnums=2)
 
 
 def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:

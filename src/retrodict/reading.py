@@ -63,12 +63,12 @@ def trace(
         observed = (observed,)
     program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
     program, seen, notes = program.inspect()
+    shapes = notes.shapes
     _check_observed(observed, seen)
 
     def evaluate(values: Any) -> Evaluation:
         return program.run(None, values)
 
-    shapes = jax.eval_shape(program.simulate, jax.random.key(0))
     flow = Flow.of(evaluate, shapes | {own(name): shape for name, shape in shapes.items()})
     findings = flow.dependence()
     densities: Mapping[str, Abstract] = findings.log_density

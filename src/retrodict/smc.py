@@ -119,6 +119,8 @@ class Engine:
         possible: dict[str, Array] = {}
         forward = [n for n, s in enumerate(stages) if self.proposal.runs_forward(s)]
         last_series = max(forward, default=-1)
+        last, aside, parents_at = self._last_needed(closes), _Aside(), {}
+        choose = jax.jit(lambda key, state: self._resample(key, state))
         for number, stage in enumerate(stages):
             stage_key = jax.random.fold_in(rng_key, number)
             resample_key, draw_key = jax.random.split(stage_key)
@@ -135,11 +137,17 @@ class Engine:
                 counted = [n for n in closing if n not in series.possible]
                 density, seen = self._densities(data, particles.values, counted)
                 possible |= seen
-                particles = reweigh(particles, self._total(density, counted), number)
+                particles = _reweigh(particles, self._total(density, counted), number)
                 continue
             if number > 0:
-                particles, size, parents = self._resample(resample_key, particles)
-                held = held[parents]
+                particles = aside.put(particles, number, last)
+                # by number, not by name, so that stages that are alike are traced once
+                names = list(particles.values)
+                bare: Any = particles._replace(values=list(particles.values.values()))  # type: ignore[arg-type]
+                bare, size, parents = choose(resample_key, bare)
+                particles = bare._replace(values=dict(zip(names, bare.values, strict=True)))
+                parents_at[number] = parents
+                held = held[parents] if number <= last_series else held
                 sizes.append(size[None])
                 ancestors.append(parents[None])
             particles, log_q = self._draw(networks, draw_key, stage, data, particles)
@@ -149,8 +157,22 @@ class Engine:
             if number < last_series:
                 held = held + increment
             else:
-                particles = reweigh(particles, increment, number)
+                particles = _reweigh(particles, increment, number)
+        particles = aside.fetched(particles, parents_at)
         return self._outcome(particles, sizes, ancestors, filtered, filtered_log_weights, possible)
+
+    def _last_needed(self, closes: list[list[str]]) -> dict[str, int]:
+        """For each latent, the last stage that looks at its value."""
+        graph, stages = self.proposal.graph, self.proposal.stages
+        last = dict.fromkeys(graph.latent, -1)
+        for number, (stage, closing) in enumerate(zip(stages, closes, strict=True)):
+            seen = self.proposal.looks_at(stage)
+            if seen is None:
+                last = dict.fromkeys(last, number)
+                continue
+            named = (n for name in closing for n in (name, *graph.parents(name)))
+            last |= {name: number for name in (*seen, *named) if name in last}
+        return last
 
     def _unresampled(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
         """All stages, where nothing is resampled: one run of the model gives all densities."""
@@ -167,7 +189,7 @@ class Engine:
             if number > 0:
                 sizes.append(ess(particles.log_weights)[None])
                 ancestors.append(jnp.arange(self.num_particles, dtype=jnp.int32)[None])
-            particles = reweigh(particles, self._total(densities, closing) - log_q, number)
+            particles = _reweigh(particles, self._total(densities, closing) - log_q, number)
         return self._outcome(particles, sizes, ancestors, None, None, possible)
 
     def _outcome(
@@ -235,7 +257,9 @@ class Engine:
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
-        drawn, log_q = by_parts(one, each, chance, particles.values)
+        seen = self.proposal.looks_at(stage)
+        before = {n: v for n, v in particles.values.items() if seen is None or n in seen}
+        drawn, log_q = by_parts(one, each, chance, before)
         if stage.own:  # a factor outside of time stands alone, and is all own or not at all
             log_q = jnp.zeros_like(log_q)
         return particles._replace(values={**particles.values, **drawn}), log_q
@@ -247,13 +271,20 @@ class Engine:
         if not names:
             return {}, {}
 
+        slices = self.proposal.slices
+
         def one(latents: Values) -> dict[str, Array]:
+            if slices is not None:
+                return evaluate({**data, **latents})
             # Sites not drawn yet are drawn here; nothing that is counted depends on them.
             found = self.proposal.graph.program.run(
                 jax.random.key(0), {**data, **latents}, only=names
             )
             return {name: found.log_density[name].sum() for name in names}
 
+        if slices is not None:
+            needed, evaluate = slices.of(names)
+            latents = {name: value for name, value in latents.items() if name in needed}
         if latents:
             densities = jax.vmap(one)(latents)
         else:
@@ -397,6 +428,46 @@ class Engine:
         state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
         possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
         return state, Seen(drawn, size, parents, possible)
+
+
+def _reweigh(particles: Population, increment: Array, stage: int) -> Population:
+    """As `reweigh`, but traced once for all stages."""
+    bare: Population = _weigh(particles._replace(values={}), increment, stage)
+    return bare._replace(values=particles.values)
+
+
+_weigh = jax.jit(reweigh)
+
+
+class _Aside:
+    """Values that no later stage looks at, as they were when they were put aside.
+
+    They need not be resampled at every stage: at the end, those of every last particle are found by
+    following its ancestors back.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[str, Array]] = {}
+
+    def put(self, particles: Population, stage: int, last: Mapping[str, int]) -> Population:
+        """Keep what is not needed from a stage on, before anything is resampled there."""
+        done = {n: v for n, v in particles.values.items() if last[n] < stage}
+        self._values[stage] = done
+        return particles._replace(
+            values={n: v for n, v in particles.values.items() if n not in done}
+        )
+
+    def fetched(self, particles: Population, ancestors: Mapping[int, Array]) -> Population:
+        """With all that was put aside; `ancestors` are those chosen at each stage."""
+        line: Array | None = None
+        found: dict[str, Array] = {}
+        for stage in sorted(self._values, reverse=True):
+            line = (
+                ancestors[stage] if line is None else jnp.take(ancestors[stage], line, mode="clip")
+            )
+            for name, value in self._values[stage].items():
+                found[name] = jnp.take(value, line, 0, mode="clip")
+        return particles._replace(values={**dict(reversed(found.items())), **particles.values})
 
 
 class Seen(NamedTuple):

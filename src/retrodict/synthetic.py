@@ -28,7 +28,7 @@ from retrodict.contexts import Assembly
 from retrodict.draws import CHUNK, REASONS, Draws, at_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
-from retrodict.xla import QUICKLY, shaped
+from retrodict.xla import QUICKLY, Compiled, shaped
 
 # Of this many draws, the share that is lost is known well enough to give up.
 ENOUGH = 1000
@@ -116,7 +116,7 @@ class Simulator:
 
     @cached_property
     def _gather(self) -> Callable[[PRNGKeyArray, dict[str, Array]], Rows]:
-        return jax.jit(jax.vmap(self._rows_of_draw), compiler_options=QUICKLY)
+        return Compiled(jax.vmap(self._rows_of_draw), QUICKLY)
 
     def _rows_of_draw(self, rng_key: PRNGKeyArray, values: dict[str, Array]) -> Rows:
         """A few copies, with each assembly's share what it has of all copies."""

@@ -24,7 +24,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import ConditionalMADE, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import floats, run_often, run_once, shaped
+from retrodict.xla import floats, run_once, shaped, unassisted
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -162,7 +162,7 @@ def one_pass(
 @cache
 def _jitted_pass() -> Any:
     """Made when it is first needed: to ask for options starts JAX."""
-    return run_often(_one_pass)
+    return jax.jit(_one_pass, compiler_options=unassisted())
 
 
 def _one_pass(

@@ -11,12 +11,15 @@ optimisation, what comes out is several times slower.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from retrodict.packing import Packed
+from retrodict.rolling import Rolled
 
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
@@ -28,9 +31,49 @@ QUICKLY: Options = {
 }
 
 
+class Compiled(Generic[Arguments, Found]):
+    """A function that is compiled when it is first called, with what it repeats put into loops.
+
+    Args:
+        fn: of trees of arrays, without keyword arguments.
+        options: XLA's.
+    """
+
+    def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
+        self.written_out: Any = jax.jit(fn, compiler_options=options)
+        self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
+        self._inside: Any = jax.jit(fn)  # within another function, which has options of its own
+        self._repeats: bool | None = None
+        self._found: Rolled | None = None
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        """The function's outcome."""
+        found: Found
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            found = self._inside(*args, **kwargs)
+            return found
+        if self._repeats is None:
+            # JAX keeps what was traced, and does not trace it again
+            self._found = Rolled.of(self.written_out.trace(*args, **kwargs).jaxpr)
+            self._repeats = bool(self._found.repeats)
+        if self._repeats:
+            found = self.in_loops(*args, **kwargs).unpacked()
+        else:
+            found = self.written_out(*args, **kwargs)
+        return found
+
+    def _packed(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
+        traced, found = self.written_out.trace(*args, **kwargs), self._found
+        self._found = None  # it is large, and needed but once
+        if found is None or found.closed is not traced.jaxpr:
+            found = Rolled.of(traced.jaxpr)
+        leaves = found(*jax.tree.leaves((args, kwargs)))
+        return Packed.of(leaves, jax.tree.structure(traced.out_info))
+
+
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:
     """Compile a function with little optimisation, and call it."""
-    return jax.jit(fn, compiler_options=QUICKLY)(*arguments)
+    return Compiled(fn, QUICKLY)(*arguments)
 
 
 def floats(values: np.ndarray) -> Float[Array, "..."]:
@@ -44,8 +87,7 @@ def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
 
     It is not for use inside of another function that is compiled, which has options of its own.
     """
-    made: Callable[Arguments, Found] = jax.jit(fn, compiler_options=unassisted())
-    return made
+    return Compiled(fn, unassisted())
 
 
 def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
