@@ -20,8 +20,9 @@ NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_si
 RUNS, PARTICLES = 200, 400
 
 
-# Many orders of magnitude, and an exact answer that takes long to work out; `rates` is a tame form.
-LONG = ("pumps",)
+# Many orders of magnitude, and an exact answer that takes long to work out, of which `rates` is a
+# tame form; and a series that is read to its end at every step, which takes long to compile.
+LONG = ("pumps", "look-ahead")
 
 
 def group(name):

@@ -76,8 +76,8 @@ def compiled(proposal, threshold, particles=20):
     ("model", "steps", "threshold"),
     [
         (series_loop, 8, 0.0),
-        (constants_differ, 7, 1.0),
-        (unknown_drift, 6, 1.0),
+        pytest.param(constants_differ, 7, 1.0, marks=pytest.mark.slow),
+        pytest.param(unknown_drift, 6, 1.0, marks=pytest.mark.slow),
         (halves, 6, 1.0),
     ],
 )
@@ -92,7 +92,10 @@ def test_loops_give_what_is_written_out(model, steps, threshold):
         np.testing.assert_allclose(np.asarray(other), np.asarray(one), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "threshold"), [(series_loop, 0.0), (unknown_drift, 0.5)])
+@pytest.mark.parametrize(
+    ("model", "threshold"),
+    [(series_loop, 0.5), pytest.param(unknown_drift, 0.5, marks=pytest.mark.slow)],
+)
 def test_the_program_does_not_grow(model, threshold):
     """Beyond one equation for each value that goes into a stack."""
 
