@@ -104,7 +104,6 @@ def fhmm(minutes: float) -> None:
         models.fhmm,
         ("y",),
         minutes,
-        estimator=rd.MADE(hidden=fhmm_demo.HIDDEN),
         steps={"batch_size": 500},
     )
     rng = np.random.default_rng(5)
@@ -117,7 +116,7 @@ def fhmm(minutes: float) -> None:
         runs = made.infer_many(jax.random.key(number), many, 100, method="smc", rescue=False)
         best = [bound.run(rng, model, y, 100) for _ in range(10)]
         found = {
-            "learned": (runs.ess_by_stage, runs.ancestors, runs.log_evidence),
+            "compiled": (runs.ess_by_stage, runs.ancestors, runs.log_evidence),
             "bound": tuple(np.stack(column) for column in zip(*best, strict=True)),
             "bootstrap": fhmm_demo.bootstrap(made, jax.random.key(number), y),
         }
@@ -128,12 +127,12 @@ def fhmm(minutes: float) -> None:
             row = (float(sizes.mean()), float(left), float(values.std(ddof=1)), float(bias))
             figures.setdefault(name, []).append(row)
     mean = {name: np.mean(rows, 0) for name, rows in figures.items()}
-    share = mean["learned"][0] / mean["bound"][0]
+    share = mean["compiled"][0] / mean["bound"][0]
     rows = [
         ("compiled in", f"{seconds:.0f} s", "≤ 900 s"),
         ("mean ESS, as a share of the bound's", f"{share:.1%}", "≥ 92 %"),
     ]
-    asked = {"learned": ("", "≥ 13", "≤ 0.5"), "bound": ("", "", ""), "bootstrap": ("", "", "")}
+    asked = {"compiled": ("", "≥ 13", "≤ 0.5"), "bound": ("", "", ""), "bootstrap": ("", "", "")}
     for name, (size, left, sd, _) in mean.items():
         goal = asked[name]
         rows += [
@@ -141,7 +140,7 @@ def fhmm(minutes: float) -> None:
             (f"{name}: surviving ancestors of the first step", f"{left:.1f}", goal[1]),
             (f"{name}: sd of the log evidence", f"{sd:.2f}", goal[2]),
         ]
-    rows.append(("learned: log of the mean of Ẑ/Z, mean", f"{mean['learned'][3]:.3f}", ""))
+    rows.append(("compiled: log of the mean of Ẑ/Z, mean", f"{mean['compiled'][3]:.3f}", ""))
     show("Factorial HMM", rows)
 
 
