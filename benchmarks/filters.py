@@ -148,5 +148,7 @@ def compiled_for(problem: Problem, seconds: float, **options: Any) -> Any:
             progress_bar=False,
             **options,
         )
-    print(f"\nCompiling `{problem.model.__name__}` took {time.perf_counter() - begun:.0f} s.")
+    ended = ", ".join(network.stopped for network in made.history.networks.values())
+    seconds = time.perf_counter() - begun
+    print(f"\nCompiling `{problem.model.__name__}` took {seconds:.0f} s; training ended: {ended}.")
     return made
