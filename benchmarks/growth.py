@@ -195,16 +195,15 @@ def first_answers(repeats: int) -> None:
 def main() -> None:
     """All sections."""
     full = report.full(__doc__)
-    limit = 300.0 if full else 30.0
+    limit = 300.0 if full else 120.0
     imports(15 if full else 7)
     first_answers(5 if full else 3)
     section("elements", (10, 100, 1000, 10_000, 100_000), limit)
     section("particles", (100, 1000, 10_000, 100_000, 1_000_000), limit)
     most = (100_000, 1_000_000) if full else (30_000,)
     section("steps", (100, 1000, 10_000, *most), limit)
-    # a thousand take most of a minute, so that no size is left out
-    section("factors", (1, 3, 10, 30, 100, 300, 1000), max(limit, 120.0))
-    section("stages", (1, 3, 10, 30, 100, 300, 1000), max(limit, 120.0))
+    section("factors", (1, 3, 10, 30, 100, 300, 1000), limit)
+    section("stages", (1, 3, 10, 30, 100, 300, 1000), limit)
 
 
 if __name__ == "__main__":
