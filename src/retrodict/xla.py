@@ -85,7 +85,7 @@ def floats(values: np.ndarray) -> Float[Array, "..."]:
 def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
     """Compile a function whole, when it is first called, to be as fast as may be.
 
-    It is not for use inside of another function that is compiled, which has options of its own.
+    Inside of another function that is compiled, it is compiled with that one's options.
     """
     return Compiled(fn, unassisted())
 
