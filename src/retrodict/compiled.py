@@ -26,7 +26,7 @@ from retrodict.graph import Graph
 from retrodict.history import NetworkHistory
 from retrodict.inference import Inference, InferMethod, Plan, Settings, first_choice
 from retrodict.inverse import Inverse, Method, invert
-from retrodict.networks import MADE, ConditionalMADE
+from retrodict.networks import MADE, Network, learns
 from retrodict.posterior import Posterior
 from retrodict.progress import Interruption, Progress
 from retrodict.proposal import Proposal
@@ -75,7 +75,7 @@ class Compiled:
     """
 
     proposal: Proposal
-    networks: dict[str, ConditionalMADE]
+    networks: dict[str, Network]
     estimator: MADE
     history: History
     plan: Plan
@@ -255,7 +255,7 @@ def compile(
         progress_bar: whether to show one.
     """
     graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
-    proposal = Proposal.of(invert(graph, inverse))
+    proposal = Proposal.of(invert(graph, inverse), exact=estimator.hidden is None)
     build_key, train_key = jax.random.split(rng_key)
     networks = {}
     for number, (name, assemblies) in enumerate(proposal.networks().items()):
@@ -268,18 +268,20 @@ def compile(
 def _trained(
     rng_key: PRNGKeyArray, compiled: Compiled, training: Training, progress_bar: bool
 ) -> Compiled:
-    """Train every network in turn; each has an equal share of the time that is left."""
+    """Train every network in turn; each that learns has an equal share of the time left."""
     begun = time.perf_counter()
     rng_key, plan_key = jax.random.split(rng_key)
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
+    to_learn = sum(map(learns, networks.values()))
     with Interruption() as interruption:
         for number, (name, assemblies) in enumerate(shared.items()):
             share = None
             if training.max_seconds is not None:
                 left = training.max_seconds - (time.perf_counter() - begun)
-                share = max(left, 0.0) / (len(shared) - number)
+                share = max(left, 0.0) / max(to_learn, 1)
+            to_learn -= learns(networks[name])
             title = f"{names_of(assemblies)} ({number + 1}/{len(shared)})"
             progress = Progress(title, progress_bar)
             try:
@@ -325,7 +327,7 @@ def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:
             return
 
 
-def parameter_count(networks: Mapping[str, ConditionalMADE]) -> int:
+def parameter_count(networks: Mapping[str, Network]) -> int:
     """How many weights there are in all."""
     leaves = jax.tree.leaves(dict(networks))
     return sum(int(np.size(leaf)) for leaf in leaves if isinstance(leaf, jax.Array))

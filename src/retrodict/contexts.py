@@ -16,11 +16,12 @@ from jaxtyping import Array, Int
 from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
+from retrodict.conditionals import Conditional, find_conditional
 from retrodict.draws import Draws
 from retrodict.expectations import Facts, Guide
 from retrodict.factors import Factor, Input
+from retrodict.families import Family
 from retrodict.graph import Graph, Site
-from retrodict.guides import Expected
 from retrodict.guiding import find_guide
 from retrodict.meets import NO_AXIS, SAME, Constraint, Table
 from retrodict.networks import EXPECTED, Guided, Latent, Series, Set, Value
@@ -55,7 +56,8 @@ class Assembly:
         latents, inputs: what the network is built for.
         own_axes: for each latent, the axis of its value that each copy axis runs along.
         tree: where the inputs come from.
-        guide: says what the model expects of the latents, where it can.
+        guide: says what the model expects of the latents, where it can; or all there is to say, and
+            then there are no inputs.
     """
 
     factor: Factor
@@ -64,12 +66,14 @@ class Assembly:
     inputs: tuple[Spec, ...]
     own_axes: tuple[tuple[int, ...], ...]
     tree: tuple[Leaf | Branch, ...]
-    guide: Guide | None = None
+    guide: Guide | Conditional | None = None
 
     @property
-    def guided(self) -> Guided | None:
+    def guided(self) -> Guided | Family | None:
         """What the network must know of the guide."""
         guide = self.guide
+        if isinstance(guide, Conditional):
+            return guide.family
         return None if guide is None else Guided(guide.facts.order, guide.channels, guide.waves)
 
     def x(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
@@ -89,14 +93,14 @@ class Assembly:
         values: Values,
         index: Sequence[Int[Array, ""]],
         summaries: Values | None = None,
-        expected: Expected | None = None,
+        expected: Any = None,
     ) -> Nested:
         """What one copy sees; series may come already summarised, expectations worked out."""
         summaries = summaries or {}
         rest = [n for n in self.tree if isinstance(n, Leaf) or n.group.name not in summaries]
         found = nested(rest, values, index, ()) | dict(summaries)
         if self.guide is not None:
-            found[EXPECTED] = expected or self.guide.at(values, index)
+            found[EXPECTED] = self.guide.at(values, index) if expected is None else expected
         return found
 
     @property
@@ -139,6 +143,7 @@ def assemble(
     designs: Values,
     draws: Draws | None = None,
     facts: Facts | None = None,
+    exact: bool = False,
 ) -> Assembly:
     """Work out how a factor's network gets its inputs.
 
@@ -148,6 +153,7 @@ def assemble(
         designs: for sites whose elements differ by constants, what tells them apart.
         draws: joint draws of the model, if a guide is to be looked for.
         facts: what is known of the guide, if it was found before.
+        exact: whether there need be no network where the conditional is known without.
     """
     first = graph.sites[factor.latents[0]]
     free = [axis for axis, plate in enumerate(first.plates) if plate in factor.plates]
@@ -171,6 +177,11 @@ def assemble(
     if draws is None:
         return made
     scan = follows_time(graph, factor)
+    closed = (exact and not made.series) if facts is None else bool(facts.family)
+    if closed:
+        found = find_conditional(graph, factor, made.latents, made.own_axes, scan, draws, facts)
+        if found is not None:
+            return replace(made, guide=found, inputs=(), tree=())
     guide = find_guide(graph, factor, made.latents, made.own_axes, scan, draws, facts)
     return replace(made, guide=guide)
 

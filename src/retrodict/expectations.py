@@ -37,6 +37,8 @@ class Facts(NamedTuple):
         slope: how the children's means move with bits, observation by observation, if that is the
             same whatever the values; empty else.
         waves: of `Waves`, where the coordinates are bits that add up in one observation.
+        family: the name of the family that the conditional belongs to, if it is known of one;
+            `centre` then is a place to look at.
     """
 
     order: tuple[int, ...]
@@ -45,6 +47,7 @@ class Facts(NamedTuple):
     variance: tuple[float, ...]
     slope: tuple[float, ...] = ()
     waves: tuple[float, ...] = ()
+    family: tuple[str, ...] = ()
 
 
 class Child(NamedTuple):
@@ -63,7 +66,7 @@ class Child(NamedTuple):
     members: Members | None = None
 
 
-_Evaluate: TypeAlias = Callable[[Values, Expect], Evaluation]
+Evaluate: TypeAlias = Callable[[Values, Expect | None], Evaluation]
 
 
 class Pieces(NamedTuple):
@@ -139,24 +142,24 @@ class Guide:
 
     def at(self, values: Values, index: Sequence[Int[Array, ""]]) -> Expected:
         """What is expected of one copy, where arrays of time hold all steps."""
-        _, evaluate, place = self._placed(values, index)
+        _, evaluate, place = self.placed(values, index)
         return self._expected(evaluate, place)
 
     def truth(
         self, values: Values, index: Sequence[Int[Array, ""]]
     ) -> tuple[Float[Array, " coordinates"], Float[Array, " observations"], Pieces]:
         """One copy's coordinates, its observations, and what is expected given the former."""
-        given, evaluate, place = self._placed(values, index)
+        given, evaluate, place = self.placed(values, index)
         latents = {n: given[n] for n in self.factor.latents}
         found = self._pieces(evaluate(latents, {}))
         seen = self._observed({child.name: given[child.name] for child in self.children})
-        whole = (self._rows(latents), seen, found)
+        whole = (self.rows_of(latents), seen, found)
         one: tuple[Array, Array, Pieces] = jax.tree.map(lambda leaf: leaf[tuple(place)], whole)
         return one
 
-    def _placed(
+    def placed(
         self, values: Values, index: Sequence[Int[Array, ""]]
-    ) -> tuple[Values, _Evaluate, Sequence[Int[Array, ""]]]:
+    ) -> tuple[Values, Evaluate, Sequence[Int[Array, ""]]]:
         """Values at a copy's time, how to evaluate the model there, and its index among plates."""
         if self.scan is None:
             known = {n: values[n] for n in self.graph.sites if n in values}
@@ -169,7 +172,7 @@ class Guide:
         leaves, tree = jax.tree.flatten(blank)
         carried = [values[carry_name(self.scan, n)][time] for n in range(len(leaves))]
         carry = jax.tree.unflatten(tree, carried)
-        return given, self._in_step(outer, given, time, carry), place
+        return given, self.in_step(outer, given, time, carry), place
 
     def step(
         self,
@@ -180,12 +183,12 @@ class Guide:
         index: Sequence[Int[Array, ""]],
     ) -> Expected:
         """What is expected of one copy in one step of a scan."""
-        return self._expected(self._in_step(outer, given, time, carry), index)
+        return self._expected(self.in_step(outer, given, time, carry), index)
 
-    def _whole(self, values: Values) -> _Evaluate:
+    def _whole(self, values: Values) -> Evaluate:
         known = self._without_latents(values)
 
-        def evaluate(latents: Values, expect: Expect) -> Evaluation:
+        def evaluate(latents: Values, expect: Expect | None) -> Evaluation:
             # What is not known is drawn; nothing that is used depends on it.
             return self.graph.program.run(
                 jax.random.key(0), {**known, **latents}, expect=expect, only=self.looked_at
@@ -193,10 +196,10 @@ class Guide:
 
         return evaluate
 
-    def _in_step(self, outer: Values, given: Values, time: Array, carry: Any) -> _Evaluate:
+    def in_step(self, outer: Values, given: Values, time: Array, carry: Any) -> Evaluate:
         known = self._without_latents(given)
 
-        def evaluate(latents: Values, expect: Expect) -> Evaluation:
+        def evaluate(latents: Values, expect: Expect | None) -> Evaluation:
             key, scan = jax.random.key(0), self.scan or 0
             _, found = self.graph.program.step(
                 key, scan, outer, time, carry, {**known, **latents}, expect=expect
@@ -208,14 +211,14 @@ class Guide:
     def _without_latents(self, values: Values) -> dict[str, Array]:
         return {n: v for n, v in values.items() if n not in self.factor.latents}
 
-    def _expected(self, evaluate: _Evaluate, index: Sequence[Int[Array, ""]]) -> Expected:
+    def _expected(self, evaluate: Evaluate, index: Sequence[Int[Array, ""]]) -> Expected:
         """Linearise at the latents' means, and again at the estimate; take one copy of it."""
         begin = evaluate({}, self._reference())
-        x = self._rows({n: begin.values[n] for n in self.factor.latents})
+        x = self.rows_of({n: begin.values[n] for n in self.factor.latents})
         y = self._observed({n: begin.values[n] for n in (c.name for c in self.children)})
 
         def pieces(x: Array) -> Pieces:
-            return self._pieces(evaluate(self._values(x), {}))
+            return self._pieces(evaluate(self.values_of(x), {}))
 
         slopes, first = self._derivatives(pieces, x)
         spread = jnp.sqrt(jnp.clip(first.own.variance, 1e-12, 1e12))
@@ -355,14 +358,14 @@ class Guide:
         whole = jnp.broadcast_to(row.reshape(shape), (*self.copies, *shape))
         return jnp.moveaxis(whole, range(len(axes)), axes)
 
-    def _rows(self, values: Values) -> Float[Array, "*copies coordinates"]:
+    def rows_of(self, values: Values) -> Float[Array, "*copies coordinates"]:
         parts = []
         for name, axes in zip(self.factor.latents, self.own_axes, strict=True):
             moved = jnp.moveaxis(jnp.asarray(values[name], float), axes, range(len(axes)))
             parts.append(moved.reshape(*self.copies, -1))
         return jnp.concatenate(parts, -1)
 
-    def _values(self, x: Float[Array, "*copies coordinates"]) -> dict[str, Array]:
+    def values_of(self, x: Float[Array, "*copies coordinates"]) -> dict[str, Array]:
         found = {}
         start = 0
         for latent, name, axes in zip(
@@ -378,10 +381,10 @@ class Guide:
 
     def _observed(self, values: Values, blank: float = 0.0) -> Float[Array, "*copies observations"]:
         """Entries of the children by copy; `blank` where a copy has fewer than others."""
-        parts = [self._by_copy(child, values[child.name], blank) for child in self.children]
+        parts = [self.by_copy(child, values[child.name], blank) for child in self.children]
         return jnp.concatenate(parts, -1)
 
-    def _by_copy(self, child: Child, value: Array, blank: float = 0.0) -> Array:
+    def by_copy(self, child: Child, value: Array, blank: float = 0.0) -> Array:
         moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
         if child.members is not None:
             table, there = child.members.table, child.members.mask
@@ -403,7 +406,7 @@ class Guide:
 
     def _pieces(self, found: Evaluation) -> Pieces:
         own = [
-            self._rows({n: found.moments[n][part] for n in self.factor.latents})
+            self.rows_of({n: found.moments[n][part] for n in self.factor.latents})
             for part in range(2)
         ]
         known = np.isnan(self.facts.centre)
@@ -416,7 +419,7 @@ class Guide:
             for part, blank in enumerate((0.0, NO_INFORMATION))
         ]
         densities = [
-            self._by_copy(child, found.log_density[child.name])
+            self.by_copy(child, found.log_density[child.name])
             if child.scalar
             else jnp.zeros((*self.copies, size))
             for child, size in zip(self.children, self._sizes, strict=True)

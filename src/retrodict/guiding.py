@@ -62,7 +62,7 @@ def find_guide(
     if not _are_numbers(latents) or (factor.time and scan is None):
         return None
     if scan is not None:
-        if _carries_keys(graph, scan):
+        if carries_keys(graph, scan):
             return None
         own_axes = tuple(tuple(axis - 1 for axis in axes[1:]) for axes in own_axes)
     copies = tuple(graph.plates[plate] for plate in factor.plates)
@@ -70,7 +70,7 @@ def find_guide(
     unknown = (float("nan"),) * number
     blank = facts or Facts(tuple(range(number)), (), unknown, unknown)
     guide = Guide(graph, factor, latents, own_axes, copies, scan, (), blank)
-    candidates = _children(graph, factor, scan)
+    candidates = children_of(graph, factor, scan)
     if facts is not None:
         chosen = tuple(child for child in candidates if child.name in facts.children)
         return _with_slope(replace(guide, children=chosen), draws)
@@ -82,14 +82,15 @@ def _are_numbers(latents: tuple[Latent, ...]) -> bool:
     return simple and table(latents).lower.size <= MOST_COORDINATES
 
 
-def _carries_keys(graph: Graph, scan: int) -> bool:
+def carries_keys(graph: Graph, scan: int) -> bool:
+    """Whether random keys go from step to step, of which nothing can be expected."""
     outer = {n: s for n, s in graph.sites.items() if s.scan != scan}
     shapes = {n: jax.ShapeDtypeStruct(s.shape, s.dtype) for n, s in outer.items()}  # type: ignore[no-untyped-call]
     carry = jax.eval_shape(lambda v: graph.program.initial_carry(scan, v), shapes)
     return any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(carry))
 
 
-def _children(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, ...]:
+def children_of(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, ...]:
     """Sites that depend on the latents, copy by copy, with all else that they depend on known."""
     found = []
     for name, site in graph.sites.items():
@@ -98,7 +99,7 @@ def _children(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, ..
         if name in factor.latents or not mine or (scan is not None and site.scan != scan):
             continue
         rest = [edge for parent, edge in parents.items() if parent not in factor.latents]
-        if not (_known(graph, factor, site) and all(_given(graph, factor, e, scan) for e in rest)):
+        if not (_known(graph, factor, site) and all(given(graph, factor, e, scan) for e in rest)):
             continue
         scalar = site.event_shape == ()
         axes = _aligned(graph, factor, site, mine, scan)
@@ -136,7 +137,7 @@ def _known(graph: Graph, factor: Factor, site: Site) -> bool:
     return site.observed or site.name in factor.context
 
 
-def _given(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> bool:
+def given(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> bool:
     """Whether what an edge leads from is known when the factor is drawn."""
     site = graph.sites[edge.parent]
     if _known(graph, factor, site):
@@ -144,10 +145,10 @@ def _given(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> bool:
     if scan is None:
         return False
     # Sites before the scan are drawn; of the scan's own, those of earlier steps are in its carry.
-    return site.scan != scan or not _now(edge)
+    return site.scan != scan or not happens_now(edge)
 
 
-def _now(edge: Edge) -> bool:
+def happens_now(edge: Edge) -> bool:
     """Whether a step's child depends on its parent in the same step."""
     times = [relation.links[0] for relation in edge.relations]
     return any(not isinstance(link, Window) or link.lo <= 0 <= link.hi for link in times)
@@ -162,7 +163,7 @@ def _aligned(
     first = int(site.time)
     for edge in edges:
         parent = graph.sites[edge.parent]
-        if scan is not None and not _now(edge):
+        if scan is not None and not happens_now(edge):
             return None
         for relation in edge.relations:
             links = relation.links[int(parent.time) :]
@@ -189,7 +190,7 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
         found = graph.program.run(jax.random.key(0), values, expect={}, only=names)
         return {name: found.moments[name] for name in names}
 
-    references = _references(replace(guide, children=candidates), draws)
+    references = reference_draws(replace(guide, children=candidates), draws)
     moments = run_once(
         jax.vmap(expected), {n: references[n] for n in references if n in graph.sites}
     )
@@ -211,8 +212,11 @@ def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Gu
     return guide
 
 
-def _references(guide: Guide, draws: Draws) -> dict[str, Array]:
-    """Draws from the prior; always the same, as the same model must have the same guide."""
+def reference_draws(guide: Guide, draws: Draws) -> dict[str, Array]:
+    """Draws from the prior, sound ones if there are enough of them.
+
+    They are always the same, as the same model must have the same guide.
+    """
     graph, names = guide.graph, guide.looked_at
     keys = jax.random.split(jax.random.key(0), usual_number(graph))
     if guide.scan is None and 2 * max(map(list(graph.sites).index, names)) < len(graph.sites):
@@ -223,8 +227,9 @@ def _references(guide: Guide, draws: Draws) -> dict[str, Array]:
 
         found: dict[str, Array] = run_once(jax.vmap(begun), keys[:REFERENCES])
         return found
-    made, _ = draws(keys)
-    few: dict[str, Array] = jax.tree.map(lambda leaf: leaf[:REFERENCES], made)
+    made, faults = draws(keys)
+    order = np.argsort(np.asarray(faults) != 0, kind="stable")[:REFERENCES]
+    few: dict[str, Array] = jax.tree.map(lambda leaf: leaf[order], made)
     return few
 
 
@@ -237,7 +242,7 @@ def _with_slope(guide: Guide, draws: Draws) -> Guide:
     if not guide.facts.waves or guide.facts.slope:
         return guide
     own_order = guide.facts._replace(order=tuple(range(len(guide.facts.order))))
-    told = _information(replace(guide, facts=own_order), _references(guide, draws))
+    told = _information(replace(guide, facts=own_order), reference_draws(guide, draws))
     return replace(guide, facts=guide.facts._replace(slope=told.slope))
 
 
@@ -281,7 +286,7 @@ def _fallbacks(
     for latent, name in zip(guide.latents, factor.latents, strict=True):
         edges = graph.parents(name).values()
         mine = [e for e in edges if e.parent not in factor.latents]
-        known = all(_given(graph, factor, e, guide.scan) for e in mine)
+        known = all(given(graph, factor, e, guide.scan) for e in mine)
         size = int(np.prod(latent.shape))
         if known and _mostly_finite(moments[name]):
             centres.append(np.full(size, np.nan))

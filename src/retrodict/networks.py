@@ -7,7 +7,7 @@ latents' own, each with the density its support asks for.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import equinox as eqx
 import jax
@@ -34,12 +34,14 @@ from retrodict.encoders import (
     linear,
     named,
 )
+from retrodict.exact import EXPECTED, Exact
+from retrodict.families import Family
 from retrodict.features import Scaling, Value
 from retrodict.rows import by_rows, side_by_side
 from retrodict.spectra import Waves
 from retrodict.xla import floats
 
-__all__ = ["MADE", "ConditionalMADE", "Latent", "Series", "Set", "Value", "trainable"]
+__all__ = ["EXPECTED", "MADE", "ConditionalMADE", "Latent", "Network", "Series", "Set", "Value", "trainable"]
 
 
 class Guided(NamedTuple):
@@ -62,7 +64,6 @@ class Guided(NamedTuple):
         return self.waves is not None and self.waves.exact
 
 
-EXPECTED = "expected"
 # However many copies share it, the wide component is met now and then.
 LEAST_CHANCE = 1e-5
 # A factor of no more coordinates counts as small.
@@ -76,7 +77,8 @@ class MADE:
     Attributes:
         hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
             or of 64 for a factor of few coordinates that is repeated, over a plate or in time; of
-            32 if the model itself says what it expects of them; none if what it says is exact.
+            32 if the model itself says what it expects of them; none if what it says is exact. If
+            given, there are networks even then.
         components: Components of each mixture.
         context: Units in each layer of the network that prepares the context. None: one layer of
             half as many.
@@ -107,10 +109,15 @@ class MADE:
         key: Key[Array, ""],
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
-        guide: Guided | None = None,
+        guide: Guided | Family | None = None,
         copies: int = 1,
-    ) -> "ConditionalMADE":
-        """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
+    ) -> "Network":
+        """An untrained estimator of the latents given the inputs, used `copies` times a draw.
+
+        Where the guide is the family of their conditional, there is nothing to train.
+        """
+        if not (guide is None or isinstance(guide, Guided)):
+            return Exact.of(guide, tuple(latents), max(self.wide / copies, LEAST_CHANCE))
         number = sum(block.size for block in blocks(latents))
         sizes = self.sized(number, copies, guide)
         # NumPy draws the weights: nothing to compile for shapes that occur once
@@ -308,6 +315,9 @@ class ConditionalMADE(eqx.Module):
         raise ValueError(f"No input '{name}' among {[spec.name for spec in self.inputs]}.")
 
 
+Network: TypeAlias = ConditionalMADE | Exact
+
+
 def _layers(
     weights: tuple[MLP, tuple[Array, ...], tuple[Array, ...]],
     parts: list[Float[Array, "features *rows"]],
@@ -344,3 +354,8 @@ def trainable(module: PyTree) -> PyTree:
         module,
         is_leaf=lambda leaf: isinstance(leaf, Scaling),
     )
+
+
+def learns(network: Network) -> bool:
+    """Whether there are weights to train."""
+    return bool(jax.tree.leaves(eqx.filter(network, trainable(network))))

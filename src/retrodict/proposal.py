@@ -16,24 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from retrodict.conditionals import Conditional
 from retrodict.contexts import Assembly, assemble, follows_time
 from retrodict.design import designs
 from retrodict.draws import Draws, joint_draws
 from retrodict.expectations import Facts
 from retrodict.factors import Factor
 from retrodict.graph import Graph
-from retrodict.guides import Expected
 from retrodict.inverse import Inverse
 from retrodict.loops import scan
 from retrodict.model import Evaluation, carry_leaves
-from retrodict.networks import MADE, ConditionalMADE
+from retrodict.networks import MADE, Network
 from retrodict.repeats import FEWEST
 from retrodict.rows import sum_of_all
 from retrodict.slices import Slices
 from retrodict.trees import needing_marginals
 from retrodict.views import Values
 
-Networks: TypeAlias = Mapping[str, ConditionalMADE]
+Networks: TypeAlias = Mapping[str, Network]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,15 @@ class Proposal:
     draws: Draws = field(compare=False)
 
     @staticmethod
-    def of(inverse: Inverse, facts: Mapping[str, Facts] | None = None) -> "Proposal":
+    def of(
+        inverse: Inverse, facts: Mapping[str, Facts] | None = None, *, exact: bool = True
+    ) -> "Proposal":
         """Work out contexts and stages.
 
-        `facts`, by network, are those of the guides that were found before, if they were.
+        Args:
+            inverse: the model turned round.
+            facts: by network, those of the guides that were found before, if they were.
+            exact: whether to do without networks where conditionals are known.
         """
         graph = inverse.graph
         constants, draws = designs(graph), joint_draws(graph)
@@ -87,7 +92,7 @@ class Proposal:
             before = None if facts is None else facts.get(str(factor.network))
             if facts is not None:
                 guided = before is not None
-            return assemble(graph, factor, constants, draws if guided else None, before)
+            return assemble(graph, factor, constants, draws if guided else None, before, exact)
 
         assemblies = {factor.latents: made(factor) for factor in drawn}
         stages: list[Stage] = []
@@ -152,7 +157,7 @@ class Proposal:
 
     def build(
         self, estimator: MADE, rng_key: PRNGKeyArray, assemblies: Sequence[Assembly]
-    ) -> ConditionalMADE:
+    ) -> Network:
         """An untrained network for the factors that share it."""
         first = assemblies[0]
         copies = sum(int(np.prod(assembly.copies)) for assembly in assemblies)
@@ -196,6 +201,9 @@ class Proposal:
             leaves = jax.tree.leaves(networks[str(factor.network)])
             units = sum(leaf.size for leaf in leaves if jnp.ndim(leaf) == 1)
             total = max(total, 2 * 4 * units * int(np.prod(copies)))
+            guide = self.assemblies[factor.latents].guide
+            if isinstance(guide, Conditional):
+                total = max(total, guide.working_bytes)
         return total
 
     def draw_stage(
@@ -293,7 +301,7 @@ class Proposal:
         values: Values,
         leading: tuple[Any, ...],
         summaries: Values | None = None,
-        expect: Callable[[tuple[Array, ...]], Expected] | None = None,
+        expect: Callable[[tuple[Array, ...]], Any] | None = None,
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
         """Draw every copy along plates, copy axes first; `leading` is the index in time, if any."""
         network = networks[str(assembly.factor.network)]
@@ -488,11 +496,11 @@ class Proposal:
         return log_q
 
 
-def _drawn(network: ConditionalMADE, context: Any, noise: Array) -> tuple[Any, Array]:
+def _drawn(network: Network, context: Any, noise: Array) -> tuple[Any, Array]:
     return network.draw(network.encode(context, to_draw=True), noise)
 
 
-def _noise(network: ConditionalMADE, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+def _noise(network: Network, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
     return network.noise(rng_key, shape)
 
 

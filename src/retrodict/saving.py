@@ -26,7 +26,7 @@ from retrodict.history import NetworkHistory
 from retrodict.inference import Plan
 from retrodict.inverse import invert
 from retrodict.model import Program
-from retrodict.networks import MADE, ConditionalMADE
+from retrodict.networks import MADE, Network
 from retrodict.proposal import Proposal
 from retrodict.reading import trace
 from retrodict.synthetic import Rejected
@@ -229,14 +229,14 @@ def _unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
     return value
 
 
-def _leaves(network: ConditionalMADE) -> dict[str, np.ndarray[Any, Any]]:
+def _leaves(network: Network) -> dict[str, np.ndarray[Any, Any]]:
     found, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
     return {jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in found}
 
 
 def _filled(
-    network: ConditionalMADE, arrays: Mapping[str, np.ndarray[Any, Any]], path: Any
-) -> ConditionalMADE:
+    network: Network, arrays: Mapping[str, np.ndarray[Any, Any]], path: Any
+) -> Network:
     """The network with the weights of the file."""
     blank, rest = eqx.partition(network, eqx.is_array)
     places, tree = jax.tree_util.tree_flatten_with_path(blank)
@@ -256,7 +256,7 @@ def _filled(
                 "Set jax_enable_x64 as it was when the file was saved"
             )
         leaves.append(jnp.asarray(stored))
-    filled: ConditionalMADE = eqx.combine(jax.tree.unflatten(tree, leaves), rest)
+    filled: Network = eqx.combine(jax.tree.unflatten(tree, leaves), rest)
     return filled
 
 

@@ -214,6 +214,7 @@ class Sets:
         rng_key: decides all sets.
         size, held: rows to learn from and rows held out.
         stop: asked now and then; once true, a set is cut short.
+        ahead: whether there is to be more than one.
     """
 
     def __init__(
@@ -223,7 +224,9 @@ class Sets:
         size: int,
         held: int,
         stop: Callable[[], bool],
+        ahead: bool = True,
     ) -> None:
+        self._ahead = ahead
         self._simulator, self._key, self._size, self._held = simulator, rng_key, size, held
         self._stop, self._left = stop, Event()
         self._worker = ThreadPoolExecutor(1)
@@ -240,7 +243,7 @@ class Sets:
     def next(self) -> Split:
         """The next set; what went wrong in making it is raised here."""
         made = self._make() if self._upcoming is None else self._upcoming.result()
-        self._upcoming = self._worker.submit(self._make)
+        self._upcoming = self._worker.submit(self._make) if self._ahead else None
         return made
 
     def _make(self) -> Split:

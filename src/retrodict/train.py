@@ -8,7 +8,7 @@ when the loss on held-out draws rises, or after a number of passes, both sets ar
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from retrodict.history import NetworkHistory
-from retrodict.networks import ConditionalMADE, trainable
+from retrodict.networks import Network, learns, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
 from retrodict.xla import floats, run_once, shaped, unassisted
@@ -129,7 +129,7 @@ def optimiser(clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam())
 
 
-def _loss(network: ConditionalMADE, rows: Rows) -> Float[Array, ""]:
+def _loss(network: Network, rows: Rows) -> Float[Array, ""]:
     x, context = rows
     return -jnp.mean(jax.vmap(network.log_prob)(context, x))
 
@@ -228,7 +228,7 @@ class _Schedule:
 
 def train_network(
     rng_key: PRNGKeyArray,
-    network: ConditionalMADE,
+    network: Network,
     simulator: Simulator,
     training: Training,
     *,
@@ -236,7 +236,7 @@ def train_network(
     max_seconds: float | None = None,
     report: Report | None = None,
     interruption: Interruption | None = None,
-) -> tuple[ConditionalMADE, NetworkHistory]:
+) -> tuple[Network, NetworkHistory]:
     """Train one network until its held-out loss no longer falls, or a limit is reached.
 
     Args:
@@ -305,13 +305,18 @@ class _Run:
 
     def __init__(
         self,
-        network: ConditionalMADE,
+        network: Network,
         training: Training,
         simulator: Simulator,
         history: NetworkHistory | None,
         max_seconds: float | None,
     ) -> None:
-        self.best, self.training, self.simulator = network, training, simulator
+        self.best, self.simulator = network, simulator
+        self.nothing = not learns(network)
+        if self.nothing:  # a few rows show where the prior lies
+            few = min(training.dataset_size, training.heldout_size)
+            training = replace(training, dataset_size=few)
+        self.training = training
         self.fresh = history is None
         self.history = NetworkHistory() if history is None else history.copy()
         self.schedule = _Schedule(training, max_seconds)
@@ -320,11 +325,18 @@ class _Run:
         self.begun, self.earlier = time.perf_counter(), self.history.seconds
         self.step = self.passes = 0
         self.best_loss = self.last_loss = float("inf")
-        self.needs_refresh = self.no_more = self.nothing = False
+        self.needs_refresh = self.no_more = False
 
     def sets(self, rng_key: PRNGKeyArray, interruption: Interruption) -> Sets:
         size = self.sizes.batch * self.sizes.batches
-        return Sets(self.simulator, rng_key, size, self.sizes.held, lambda: interruption.asked)
+        return Sets(
+            self.simulator,
+            rng_key,
+            size,
+            self.sizes.held,
+            lambda: interruption.asked,
+            ahead=not self.nothing,
+        )
 
     @property
     def seconds(self) -> float:
@@ -412,7 +424,6 @@ class _Run:
         """Set out from the best weights."""
         weights, self.fixed = eqx.partition(self.best, trainable(self.best))
         self.state = State.start(weights, self.training.clip)
-        self.nothing = not jax.tree.leaves(weights)
 
     def _heldout_loss(self, weights: PyTree) -> float:
         return float(heldout_loss(weights, self.fixed, self.heldout, self._part))

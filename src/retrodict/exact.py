@@ -1,0 +1,117 @@
+"""A conditional's parameters in; draws and densities out, as from a network that has no weights."""
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtri
+from jaxtyping import Array, Float, Key, PyTree
+
+from retrodict.coordinates import Latent, Values, flatten, table, unflatten
+from retrodict.curves import Coordinate, constrain, unconstrain
+from retrodict.encoders import Context
+from retrodict.families import Chance, Family
+from retrodict.features import Scaling
+from retrodict.rows import by_rows, total
+
+EXPECTED = "expected"
+
+
+class Exact(eqx.Module):
+    """q(x | context) of a factor whose conditional is known. Methods take one draw.
+
+    Now and then, at a share of draws that nothing takes away, all coordinates are drawn from a
+    Cauchy that spans the prior: what is exact was seen to be so, on draws from the model.
+    """
+
+    latents: tuple[Latent, ...] = eqx.field(static=True)
+    family: Family = eqx.field(static=True)
+    share: float = eqx.field(static=True)
+    scaling: Scaling  # of the latents' coordinates
+
+    @staticmethod
+    def of(family: Family, latents: tuple[Latent, ...], share: float = 1e-5) -> "Exact":
+        """Before it is known where the prior lies."""
+        scaling = Scaling.unit(table(latents).lower.size)
+        return Exact(latents, family, share if family.wide else 0.0, scaling)
+
+    def encode(self, context: Context, *, to_draw: bool = False) -> PyTree:
+        """The parameters."""
+        return context[EXPECTED]
+
+    def noise(
+        self, key: Key[Array, ""], copies: tuple[int, ...] = ()
+    ) -> Float[Array, "*copies numbers"]:
+        """All the chance that draws need: one number that chooses, and two for each coordinate."""
+        number = self.scaling.centre.size
+        uniform = jax.random.uniform(key, (number + 1, *copies))
+        uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
+        choice, own = uniform[:1], uniform[1:]
+        standard = ndtri(own)
+        if self.share:
+            angle = np.pi * (own - 0.5)
+            standard = jnp.where(choice < self.share, jnp.sin(angle) / jnp.cos(angle), standard)
+        made = jnp.concatenate([choice, own, standard])
+        # copies come first for who vectorises over them, but are kept last: see `rows`
+        return jnp.moveaxis(made, 0, -1)
+
+    def draw(
+        self, encoding: PyTree, noise: Float[Array, " numbers"]
+    ) -> tuple[Values, Float[Array, ""]]:
+        """The draw that given noise leads to, and log q of it."""
+        row, log_q = by_rows(self._draw)(self.scaling, (encoding, noise))
+        return unflatten(self.latents, row), log_q
+
+    def log_prob(self, context: Context, x: Mapping[str, Array]) -> Float[Array, ""]:
+        """log q(x | context)."""
+        log_q: Array = by_rows(self._log_prob)(self.scaling, (self.encode(context), self.row(x)))
+        return log_q
+
+    def row(self, x: Mapping[str, Array]) -> Float[Array, " coordinates"]:
+        """The coordinates of a draw."""
+        return flatten(self.latents, x)[0]
+
+    def fit_scalings(self, contexts: Context, xs: Mapping[str, Array]) -> "Exact":
+        """Centres and scales of the latents, from a batch of synthetic draws."""
+        rows = jax.vmap(self.row)(dict(xs))
+        if self.family.wide:
+            z, _ = unconstrain(rows, self._constants(), self._curves)
+            rows = z
+        return eqx.tree_at(lambda m: m.scaling, self, Scaling.fit(rows))
+
+    def _constants(self) -> Coordinate[Array]:
+        return Coordinate(*(jnp.asarray(column) for column in table(self.latents)))
+
+    @property
+    def _curves(self) -> tuple[int, ...]:
+        return tuple(sorted(set(map(int, table(self.latents).curve))))
+
+    def _draw(
+        self, scaling: Scaling, given: tuple[PyTree, Float[Array, "numbers rows"]]
+    ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
+        parameters, noise = given
+        number = scaling.centre.size
+        chance = Chance(noise[1 : number + 1], noise[number + 1 :])
+        c = Coordinate(*(column[:, None] for column in self._constants()))
+        row = self.family.draw(parameters, chance, c)
+        if self.share:
+            z = scaling.centre[:, None] + scaling.scale[:, None] * chance.normal
+            elsewhere = constrain(z, c, self._curves)
+            row = jnp.where(noise[0] < self.share, elsewhere, row)
+        row = jnp.broadcast_to(row, (number, noise.shape[-1]))
+        return row, self._log_prob(scaling, (parameters, row))
+
+    def _log_prob(
+        self, scaling: Scaling, given: tuple[PyTree, Float[Array, "coordinates rows"]]
+    ) -> Float[Array, " rows"]:
+        parameters, row = given
+        c = Coordinate(*(column[:, None] for column in self._constants()))
+        log_q = self.family.log_prob(parameters, row, c)
+        if not self.share:
+            return log_q
+        z, log_slope = unconstrain(row, c, self._curves)
+        u = jnp.clip((z - scaling.centre[:, None]) / scaling.scale[:, None], -1e9, 1e9)
+        cauchy = -jnp.log1p(u**2) - jnp.log(np.pi * scaling.scale[:, None]) - log_slope
+        return jnp.logaddexp(np.log1p(-self.share) + log_q, np.log(self.share) + total(cauchy))

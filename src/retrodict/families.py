@@ -1,0 +1,307 @@
+"""Log densities known up to a constant in; parameters of the family they belong to, and draws, out.
+
+Where all that some latents depend on, and all that depends on them, is known when they are drawn,
+the product of the model's densities is their conditional but for a constant. In many models it is
+of a family that can be drawn from, and then its parameters can be read from its derivatives:
+nothing is left for a network to learn. Gelfand & Smith (1990) draw from such conditionals in turn;
+here each is drawn from once, in the order of the inverse.
+
+Arrays have rows last, see `rows`; targets are functions of all copies, coordinates last.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from retrodict.coordinates import Latent, blocks, table
+from retrodict.curves import ABOVE, IDENTITY, Coordinate, constrain, unconstrain
+from retrodict.expectations import cholesky, inverse_of_lower
+from retrodict.heads import along_first
+from retrodict.rows import total
+
+# log γ(x) of every copy, up to a constant; coordinates count from the lower end of their support
+Target: TypeAlias = Callable[[Float[Array, "*copies coordinates"]], Float[Array, "*copies"]]
+
+# More states than this are not looked at one by one.
+MOST_STATES = 64
+# A covariance has so many rows at the most.
+MOST_NORMAL = 8
+
+
+class Family(Protocol):
+    """Densities that one can draw from, with parameters that a target's derivatives tell."""
+
+    @property
+    def name(self) -> str:
+        """By which artefacts know it."""
+
+    @property
+    def evaluations(self) -> int:
+        """How many times as much as the density itself the parameters take, roughly."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether draws should now and then be from elsewhere, as the family may be a likeness."""
+
+    def parameters(self, target: Target, start: Float[Array, "*copies coordinates"]) -> PyTree:
+        """Of every copy, if the target belongs to the family; `start` is a place to look at."""
+
+    def draw(
+        self, parameters: PyTree, chance: "Chance", c: Coordinate[Array]
+    ) -> Float[Array, "coordinates rows"]:
+        """The values that some chance leads to."""
+
+    def log_prob(
+        self, parameters: PyTree, row: Float[Array, "coordinates rows"], c: Coordinate[Array]
+    ) -> Float[Array, " rows"]:
+        """log q of values."""
+
+
+class Chance(NamedTuple):
+    """What draws are made from: uniform numbers, and normal ones that go with them."""
+
+    uniform: Float[Array, "coordinates rows"]
+    normal: Float[Array, "coordinates rows"]
+
+
+def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:
+    """Families whose support is that of the latents."""
+    kinds = {block.family for block in blocks(latents)}
+    c = table(latents)
+    if kinds <= {"bernoulli", "categorical"}:
+        sizes = tuple(int(upper) + 1 for upper in c.upper)
+        return (Finite(sizes),) if np.prod(sizes, dtype=float) <= MOST_STATES else ()
+    if kinds != {"mixture"} or not all(block.elementwise for block in blocks(latents)):
+        return ()
+    if np.all(c.curve == IDENTITY) and c.curve.size <= MOST_NORMAL:
+        return (Normal(),)
+    if c.curve.size == 1 and c.curve[0] == ABOVE:
+        return (Gamma(), Gamma(inverse=True))
+    return ()
+
+
+def by_name(name: str, latents: tuple[Latent, ...]) -> Family | None:
+    """The family of a name that `candidates` gave, if it still suits the latents."""
+    return next((family for family in candidates(latents) if family.name == name), None)
+
+
+def _scores(target: Target) -> Callable[[Array], Array]:
+    """Slopes of every copy's target in its own coordinates."""
+    return jax.grad(lambda x: jnp.sum(target(x)))
+
+
+class NormalParameters(NamedTuple):
+    """x = centre + root n, with n standard normal; white is the inverse of root."""
+
+    centre: Float[Array, "coordinates *rows"]
+    root: Float[Array, "coordinates coordinates *rows"]
+    white: Float[Array, "coordinates coordinates *rows"]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(x | m, Λ⁻¹): of a quadratic function, the slope and curvature at any place tell all."""
+
+    name: str = "normal"
+    evaluations: int = 8
+    wide: bool = True
+
+    def parameters(self, target: Target, start: Array) -> NormalParameters:
+        """A step of Newton's method, and one more against rounding: the first may be a long one."""
+        score, number = _scores(target), start.shape[-1]
+
+        def curved(direction: np.ndarray) -> Array:
+            along = jnp.broadcast_to(jnp.asarray(direction, start.dtype), start.shape)
+            return jax.jvp(score, (start,), (along,))[1]
+
+        columns = [curved(direction) for direction in np.eye(number)]
+        precision = -jnp.stack(columns, -1)
+        precision = (precision + jnp.swapaxes(precision, -1, -2)) / 2
+        # in units in which its diagonal is one
+        scale = 1 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+        unit = precision * scale[..., :, None] * scale[..., None, :]
+        lower = cholesky(unit)
+        left = inverse_of_lower(lower)
+        root = jnp.swapaxes(left, -1, -2) * scale[..., :, None]
+        white = jnp.swapaxes(lower, -1, -2) / scale[..., None, :]
+        centre = start
+        for _ in range(2):
+            step = jnp.einsum("...ij,...kj,...k->...i", root, root, score(centre))
+            centre = centre + step
+        sound = jnp.all(jnp.isfinite(root), (-1, -2)) & jnp.all(jnp.isfinite(centre), -1)
+        unknown = jnp.eye(number, dtype=start.dtype)
+        return NormalParameters(
+            jnp.where(sound[..., None], centre, start),
+            jnp.where(sound[..., None, None], root, unknown),
+            jnp.where(sound[..., None, None], white, unknown),
+        )
+
+    def draw(self, parameters: NormalParameters, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
+        return parameters.centre + _times(parameters.root, chance.normal)
+
+    def log_prob(self, parameters: NormalParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        noise = _times(parameters.white, row - parameters.centre)
+        noise = jnp.clip(noise, -1e9, 1e9)  # squares stay finite
+        number = row.shape[0]
+        scales = [jnp.log(jnp.abs(parameters.white[d, d])) for d in range(number)]
+        return sum(scales) - 0.5 * total(noise**2) - number * 0.5 * np.log(2 * np.pi)
+
+
+def _times(matrix: Float[Array, "n n rows"], vector: Float[Array, "n rows"]) -> Array:
+    """A small matrix of each row by its vector, written out."""
+    number = vector.shape[0]
+    if number == 1:
+        return matrix[0] * vector
+    return sum(matrix[:, d] * vector[d] for d in range(number))
+
+
+class GammaParameters(NamedTuple):
+    """Shape, and the logarithm of the rate."""
+
+    shape: Float[Array, "*rows"]
+    log_rate: Float[Array, "*rows"]
+
+
+# Below this shape one likeness is nearer, above it the other: both are within 0.4 % there, in the
+# share of draws that are effective.
+LIKE_NORMAL = 2.0
+# How far from a place to look the two are at which slopes are taken.
+APART = 1e4
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(x | a, b), or with `inverse` that of 1/x: x · slope is a line in x, or in 1/x.
+
+    To draw from a gamma takes a while, as it needs tries without number. So draws are from
+    likenesses of it that take one go, have densities in closed form, and tails as heavy: for
+    a < 2, x = -log(1 - U^{1/a}) / λ, whose density is a λ (1 - e^{-λx})^{a-1} e^{-λx} (Kundu &
+    Gupta 2007); from there on the cube of a normal number, from which Marsaglia & Tsang (2000)
+    keep nearly all. The weights correct what is left between the two.
+    """
+
+    inverse: bool = False
+    evaluations: int = 4
+    wide: bool = True
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "inverse gamma" if self.inverse else "gamma"
+
+    def parameters(self, target: Target, start: Array) -> GammaParameters:
+        """From the slopes at two places: of w = ±log x, that of the log density is a - b e^w."""
+        score, sign = _scores(target), -1.0 if self.inverse else 1.0
+        places = (start / APART, start * APART)
+        few, many = places if sign > 0 else places[::-1]  # of e^w
+        low, high = (sign * (x * score(x) + 1)[..., 0] for x in (few, many))
+        near, far = (x[..., 0] ** sign for x in (few, many))
+        rate = (low - high) / (far - near)
+        shape = low + rate * near
+        sound = (shape > 0) & (rate > 0) & jnp.isfinite(shape) & jnp.isfinite(rate)
+        found = GammaParameters(shape, jnp.log(rate))
+        unknown = GammaParameters(jnp.ones_like(shape), -sign * jnp.log(start[..., 0]))
+        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, unknown)
+
+    def draw(self, parameters: GammaParameters, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
+        a = parameters.shape
+        small = jnp.minimum(a, LIKE_NORMAL)
+        power = jnp.log(chance.uniform[0]) / small
+        one_tail = jnp.log(-jnp.log1p(-jnp.exp(power)))
+        one_tail = jnp.where(power < -10, power, one_tail) - jnp.log(_tail_rate(small))
+        d, r = _cube(a)
+        cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + r * chance.normal[0]))
+        w = jnp.where(a < LIKE_NORMAL, one_tail, cube) - parameters.log_rate
+        return constrain(-w if self.inverse else w, _first(c), (ABOVE,))[None]
+
+    def log_prob(self, parameters: GammaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        z, log_slope = unconstrain(row[0], _first(c), (ABOVE,))
+        a = parameters.shape
+        log_x = (-z if self.inverse else z) + parameters.log_rate
+        x = jnp.exp(jnp.minimum(log_x, 80.0))
+        small = jnp.minimum(a, LIKE_NORMAL)
+        rate = _tail_rate(small)
+        # of log x, in both cases
+        one_tail = (
+            jnp.log(small * rate) + (small - 1) * jnp.log(-jnp.expm1(-rate * x)) - rate * x + log_x
+        )
+        d, r = _cube(a)
+        root = jnp.exp((jnp.minimum(log_x, 80.0) - jnp.log(d)) / 3)
+        above, below = (jnp.clip((s * root - 1) / r, -1e9, 1e9) for s in (1.0, -1.0))
+        # a number and its mirror image lead to the same cube
+        either = -0.5 * above**2 + jnp.log1p(jnp.exp(0.5 * (above**2 - below**2)))
+        cube = either - 0.5 * np.log(2 * np.pi) + jnp.log(root / (3 * r))
+        return jnp.where(a < LIKE_NORMAL, one_tail, cube) - log_slope
+
+
+def _tail_rate(a: Array) -> Array:
+    """λ, of least variance of the weights, found by quadrature."""
+    return jnp.where(a < 1, 1 + 0.45 * (1 - a), jnp.maximum(a, 1.0) ** -0.4)
+
+
+def _cube(a: Array) -> tuple[Array, Array]:
+    """d and r, with d (1 + r n)³ about a gamma number of shape a."""
+    d = jnp.maximum(a, LIKE_NORMAL) - 1 / 3
+    return d, 1 / (3 * jnp.sqrt(d))
+
+
+def _first(c: Coordinate[Array]) -> Coordinate[Array]:
+    return Coordinate(*(column[0] for column in c))
+
+
+@dataclass(frozen=True)
+class Finite:
+    """Any density on finitely many states: all of them are looked at.
+
+    Attributes:
+        sizes: how many values each coordinate has.
+    """
+
+    sizes: tuple[int, ...]
+    name: str = "finite"
+    wide: bool = False
+
+    @property
+    def evaluations(self) -> int:  # noqa: D102
+        return len(self.states)
+
+    @cached_property
+    def states(self) -> Float[np.ndarray, "states coordinates"]:
+        """All of them, the last coordinate changing first."""
+        found: np.ndarray = np.array(list(product(*map(range, self.sizes))), float)
+        return found
+
+    def parameters(self, target: Target, start: Array) -> Float[Array, "*copies states"]:
+        """Log densities of all states."""
+
+        def at(state: Array) -> Array:
+            return target(jnp.broadcast_to(state, start.shape))
+
+        logits = jnp.moveaxis(jax.vmap(at)(jnp.asarray(self.states, start.dtype)), 0, -1)
+        logits = jnp.where(jnp.isnan(logits), -jnp.inf, logits)
+        possible = jnp.any(logits > -jnp.inf, -1, keepdims=True)
+        return jnp.where(possible, logits, 0.0)
+
+    def draw(self, parameters: Array, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
+        weights = jnp.exp(parameters - jnp.max(parameters, 0))
+        before = np.tril(np.ones((len(self.states) - 1, len(self.states)), weights.dtype))
+        ends = jnp.tensordot(before, weights, 1)
+        passed = (ends <= chance.uniform[0] * total(weights)).astype(weights.dtype)
+        # from each state to the next, as far as they are passed
+        onward = np.diff(self.states, axis=0).T.astype(weights.dtype)
+        return jnp.tensordot(onward, passed, 1)
+
+    def log_prob(self, parameters: Array, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        radix = np.append(np.cumprod(self.sizes[:0:-1])[::-1], 1).astype(float)
+        place = jnp.tensordot(radix, row, 1)
+        places = along_first(np.arange(len(self.states)), parameters)
+        chosen = jnp.max(jnp.where(places == place, parameters, -jnp.inf), 0)
+        most = jnp.max(parameters, 0)
+        return chosen - most - jnp.log(total(jnp.exp(parameters - most)))
+
