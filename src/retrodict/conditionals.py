@@ -62,19 +62,21 @@ class Conditional:
     def at(self, values: Values, index: Sequence[Int[Array, ""]]) -> Any:
         """Parameters of one copy, where arrays of time hold all steps."""
         _, evaluate, place = self.guide.placed(values, index)
-        return self._parameters(evaluate, place)
+        found = self._parameters(evaluate)
+        return jax.tree.map(lambda leaf: leaf[tuple(place)], found)
 
-    def step(
-        self, outer: Values, given: Values, time: Array, carry: Any, index: Sequence[Int[Array, ""]]
-    ) -> Any:
-        """Parameters of one copy in one step of a scan."""
-        return self._parameters(self.guide.in_step(outer, given, time, carry), index)
+    def everywhere(self, values: Values) -> Any:
+        """Parameters of all copies, outside of time."""
+        return self._parameters(self.guide.placed(values, ())[1])
 
-    def _parameters(self, evaluate: Evaluate, place: Sequence[Int[Array, ""]]) -> Any:
+    def step(self, outer: Values, given: Values, time: Array, carry: Any) -> Any:
+        """Parameters of all copies in one step of a scan."""
+        return self._parameters(self.guide.in_step(outer, given, time, carry))
+
+    def _parameters(self, evaluate: Evaluate) -> Any:
         start = jnp.asarray(np.array(self.facts.centre), float)
         whole = jnp.broadcast_to(start, (*self.guide.copies, start.size))
-        found = self.family.parameters(self.target(evaluate), whole)
-        return jax.tree.map(lambda leaf: leaf[tuple(place)], found)
+        return self.family.parameters(self.target(evaluate), whole)
 
     def target(self, evaluate: Evaluate, *, precise: bool = False) -> Target:
         """log of all densities that a copy's latents have a part in, by copy.
@@ -211,7 +213,7 @@ def _is_exact(conditional: Conditional, draws: Mapping[str, Array]) -> bool:
         parameters = conditional.at(values, place)
         noise = exact.noise(jax.random.fold_in(jax.random.key(0), number), (WEIGHED,))
 
-        def one(noise: Array) -> Array:
+        def one(noise: Any) -> Array:
             x, log_q = exact.draw(parameters, noise)
             row = exact.row(x)
             whole = jnp.broadcast_to(row, (*guide.copies, row.size))

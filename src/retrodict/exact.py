@@ -1,6 +1,7 @@
 """A conditional's parameters in; draws and densities out, as from a network that has no weights."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,11 +20,22 @@ from retrodict.rows import by_rows, total
 EXPECTED = "expected"
 
 
+class Noise(NamedTuple):
+    """What draws are made from: a number that chooses, and those of the coordinates.
+
+    Where the choice falls on the wide component, normal numbers are its own instead.
+    """
+
+    choice: Float[Array, "*copies"]
+    chance: Chance
+
+
 class Exact(eqx.Module):
     """q(x | context) of a factor whose conditional is known. Methods take one draw.
 
-    Now and then, at a share of draws that nothing takes away, all coordinates are drawn from a
-    Cauchy that spans the prior: what is exact was seen to be so, on draws from the model.
+    Now and then, at a share of draws that nothing takes away, all coordinates are drawn from what
+    spans the prior, with tails like Cauchy's: density ½ (1 + |u|)⁻² of a standardised coordinate.
+    For what is exact was seen to be so, on draws from the model.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
@@ -41,25 +53,20 @@ class Exact(eqx.Module):
         """The parameters."""
         return context[EXPECTED]
 
-    def noise(
-        self, key: Key[Array, ""], copies: tuple[int, ...] = ()
-    ) -> Float[Array, "*copies numbers"]:
-        """All the chance that draws need: one number that chooses, and two for each coordinate."""
+    def noise(self, key: Key[Array, ""], copies: tuple[int, ...] = ()) -> "Noise":
+        """All the chance that draws need, axes of copies first."""
         number = self.scaling.centre.size
         uniform = jax.random.uniform(key, (number + 1, *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
-        choice, own = uniform[:1], uniform[1:]
+        # copies come first for who vectorises over them, but are kept last: see `rows`
+        choice, own = uniform[0], uniform[1:]
         standard = ndtri(own)
         if self.share:
-            angle = np.pi * (own - 0.5)
-            standard = jnp.where(choice < self.share, jnp.sin(angle) / jnp.cos(angle), standard)
-        made = jnp.concatenate([choice, own, standard])
-        # copies come first for who vectorises over them, but are kept last: see `rows`
-        return jnp.moveaxis(made, 0, -1)
+            side = 2 * own - 1
+            standard = jnp.where(choice < self.share, side / (1 - jnp.abs(side)), standard)
+        return Noise(choice, Chance(*(jnp.moveaxis(part, 0, -1) for part in (own, standard))))
 
-    def draw(
-        self, encoding: PyTree, noise: Float[Array, " numbers"]
-    ) -> tuple[Values, Float[Array, ""]]:
+    def draw(self, encoding: PyTree, noise: "Noise") -> tuple[Values, Float[Array, ""]]:
         """The draw that given noise leads to, and log q of it."""
         row, log_q = by_rows(self._draw)(self.scaling, (encoding, noise))
         return unflatten(self.latents, row), log_q
@@ -89,18 +96,16 @@ class Exact(eqx.Module):
         return tuple(sorted(set(map(int, table(self.latents).curve))))
 
     def _draw(
-        self, scaling: Scaling, given: tuple[PyTree, Float[Array, "numbers rows"]]
+        self, scaling: Scaling, given: tuple[PyTree, "Noise"]
     ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
-        parameters, noise = given
-        number = scaling.centre.size
-        chance = Chance(noise[1 : number + 1], noise[number + 1 :])
+        parameters, (choice, chance) = given
         c = Coordinate(*(column[:, None] for column in self._constants()))
         row = self.family.draw(parameters, chance, c)
         if self.share:
             z = scaling.centre[:, None] + scaling.scale[:, None] * chance.normal
             elsewhere = constrain(z, c, self._curves)
-            row = jnp.where(noise[0] < self.share, elsewhere, row)
-        row = jnp.broadcast_to(row, (number, noise.shape[-1]))
+            row = jnp.where(choice < self.share, elsewhere, row)
+        row = jnp.broadcast_to(row, (row.shape[0], choice.shape[-1]))
         return row, self._log_prob(scaling, (parameters, row))
 
     def _log_prob(
@@ -112,6 +117,8 @@ class Exact(eqx.Module):
         if not self.share:
             return log_q
         z, log_slope = unconstrain(row, c, self._curves)
-        u = jnp.clip((z - scaling.centre[:, None]) / scaling.scale[:, None], -1e9, 1e9)
-        cauchy = -jnp.log1p(u**2) - jnp.log(np.pi * scaling.scale[:, None]) - log_slope
-        return jnp.logaddexp(np.log1p(-self.share) + log_q, np.log(self.share) + total(cauchy))
+        u = jnp.abs(z - scaling.centre[:, None]) / scaling.scale[:, None]
+        wide = -2 * jnp.log(1 + u) - jnp.log(2 * scaling.scale[:, None]) - log_slope
+        log_q, rest = np.log1p(-self.share) + log_q, np.log(self.share) + total(wide)
+        most = jnp.maximum(log_q, rest)
+        return most + jnp.log(1 + jnp.exp(jnp.minimum(log_q, rest) - most))

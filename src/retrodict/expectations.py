@@ -10,7 +10,7 @@ robust regression. Networks get it as an input (see `guides`); nothing depends o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ class Child(NamedTuple):
     members: Members | None = None
 
 
+Found = TypeVar("Found")
 Evaluate: TypeAlias = Callable[[Values, Expect | None], Evaluation]
 
 
@@ -145,6 +146,10 @@ class Guide:
         _, evaluate, place = self.placed(values, index)
         return self._expected(evaluate, place)
 
+    def everywhere(self, values: Values) -> Expected:
+        """What is expected of all copies, outside of time."""
+        return self._expected(self.placed(values, ())[1], None)
+
     def truth(
         self, values: Values, index: Sequence[Int[Array, ""]]
     ) -> tuple[Float[Array, " coordinates"], Float[Array, " observations"], Pieces]:
@@ -180,10 +185,9 @@ class Guide:
         given: Values,
         time: Array,
         carry: Any,
-        index: Sequence[Int[Array, ""]],
     ) -> Expected:
-        """What is expected of one copy in one step of a scan."""
-        return self._expected(self.in_step(outer, given, time, carry), index)
+        """What is expected of all copies in one step of a scan."""
+        return self._expected(self.in_step(outer, given, time, carry), None)
 
     def _whole(self, values: Values) -> Evaluate:
         known = self._without_latents(values)
@@ -211,8 +215,10 @@ class Guide:
     def _without_latents(self, values: Values) -> dict[str, Array]:
         return {n: v for n, v in values.items() if n not in self.factor.latents}
 
-    def _expected(self, evaluate: Evaluate, index: Sequence[Int[Array, ""]]) -> Expected:
-        """Linearise at the latents' means, and again at the estimate; take one copy of it."""
+    def _expected(
+        self, evaluate: Evaluate, index: Sequence[Int[Array, ""]] | None
+    ) -> Expected:
+        """Linearise at the latents' means, and again at the estimate; of one copy, or of all."""
         begin = evaluate({}, self._reference())
         x = self.rows_of({n: begin.values[n] for n in self.factor.latents})
         y = self._observed({n: begin.values[n] for n in (c.name for c in self.children)})
@@ -225,7 +231,7 @@ class Guide:
         centre = jnp.where(self.binary, first.own.mean, x)
         line = self._linear(slopes, first, x, y, centre)
         if self.channels:
-            return self._by_channel(line, spread, index)
+            return of_copies(self._by_channel, (line, spread), self.copies, index)
 
         def refined(_: Any, found: _Solved) -> _Solved:
             inside = self._inside(found.centre, x)
@@ -236,7 +242,7 @@ class Guide:
         found = _solved(line, spread, np.array(self.facts.order))
         # a loop of the compiler's, for the model is long to trace
         found = jax.lax.fori_loop(0, self._refinements, refined, found)
-        return self._taken(found, first, spread, index)
+        return of_copies(self._taken, (found, first.own.mean, spread), self.copies, index)
 
     @property
     def _refinements(self) -> int:
@@ -302,28 +308,26 @@ class Guide:
         )
         return slopes, at
 
-    def _by_channel(self, line: "_Line", spread: Array, index: Sequence[Array]) -> Expected:
+    def _by_channel(self, line: "_Line", spread: Array) -> Expected:
         """One copy, its coordinates in the order drawn, to be worked out as they are."""
-        order, place = np.array(self.facts.order), tuple(index)
-        centre = line.centre[place][order]
+        order = np.array(self.facts.order)
+        centre = line.centre[order]
         return Expected(
             centre,
             jnp.zeros((0, 0)),
             jnp.zeros((0, 0)),
             centre,
-            spread[place][order] ** 2,
-            _held(line.residual[place]),
-            _held(line.slope[place][:, order]),
-            jnp.clip(1 / jnp.maximum(line.weight[place], 1e-30), 1e-12, NO_INFORMATION),
+            spread[order] ** 2,
+            _held(line.residual),
+            _held(line.slope[:, order]),
+            jnp.clip(1 / jnp.maximum(line.weight, 1e-30), 1e-12, NO_INFORMATION),
         )
 
-    def _taken(
-        self, found: "_Solved", first: Pieces, spread: Array, index: Sequence[Array]
-    ) -> Expected:
+    def _taken(self, found: "_Solved", mean: Array, spread: Array) -> Expected:
         """One copy, its coordinates in the order drawn; without information where all failed."""
-        order, place = np.array(self.facts.order), tuple(index)
-        mean, scale = first.own.mean[place][order], spread[place][order]
-        centre, root, white = found.centre[place][order], found.root[place], found.white[place]
+        order = np.array(self.facts.order)
+        mean, scale = mean[order], spread[order]
+        centre, root, white = found.centre[order], found.root, found.white
         sound = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(centre))
         return Expected(
             jnp.where(sound, centre, mean),
@@ -434,6 +438,20 @@ class Guide:
         low = jnp.where(jnp.isfinite(lower), lower + 0.02 * (x - lower), -jnp.inf)
         high = jnp.where(jnp.isfinite(upper), upper - 0.02 * (upper - x), jnp.inf)
         return jnp.clip(jnp.where(jnp.isfinite(mean), mean, x), low, high)
+
+
+def of_copies(
+    fn: Callable[..., Found],
+    leaves: tuple[Any, ...],
+    copies: tuple[int, ...],
+    index: Sequence[Int[Array, ""]] | None,
+) -> Found:
+    """A function of one copy's leaves: of the copy at an index, or of all, their axes first."""
+    if index is not None:
+        return fn(*jax.tree.map(lambda leaf: leaf[tuple(index)], leaves))
+    for _ in copies:
+        fn = jax.vmap(fn)
+    return fn(*leaves)
 
 
 class _Slopes(NamedTuple):

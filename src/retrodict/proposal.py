@@ -8,7 +8,7 @@ along plates at once, steps of a scan one after the other. All functions are of 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
@@ -34,6 +34,7 @@ from retrodict.trees import needing_marginals
 from retrodict.views import Values
 
 Networks: TypeAlias = Mapping[str, Network]
+Noise: TypeAlias = Any  # what a network draws from: arrays, axes of copies first
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Proposal:
         rng_key: PRNGKeyArray,
         factor: Factor,
         shape: tuple[int, ...] = (),
-    ) -> Float[Array, "*copies steps numbers"]:
+    ) -> Noise:
         """The chance that draws of all copies of a factor need, or of those of one step.
 
         For a population it is made at once: to make a key for each particle, and numbers from
@@ -245,7 +246,7 @@ class Proposal:
 
     def step_noise(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
-    ) -> dict[str, Array]:
+    ) -> dict[str, Noise]:
         """Noise for every network of a step, by its first latent; leading axes have some shape."""
         return {
             factor.latents[0]: self.noise(
@@ -264,12 +265,13 @@ class Proposal:
         return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
 
     def draw_copies(
-        self, networks: Networks, noise: Array, factor: Factor, values: Values
+        self, networks: Networks, noise: Noise, factor: Factor, values: Values
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
         """The latents of one factor outside of time, and log q of every copy by itself."""
         assembly = self.assemblies[factor.latents]
         known = {**values, **self.designs}
-        x, log_q = self._copies(networks, noise, assembly, known, ())
+        expected = None if assembly.guide is None else assembly.guide.everywhere(known)
+        x, log_q = self._copies(networks, noise, assembly, known, (), expected=expected)
         return assembly.gather(x, self.graph.sites), log_q
 
     def log_marginal(
@@ -296,32 +298,35 @@ class Proposal:
     def _copies(
         self,
         networks: Networks,
-        noise: Float[Array, "*plates steps numbers"],
+        noise: Noise,
         assembly: Assembly,
         values: Values,
         leading: tuple[Any, ...],
         summaries: Values | None = None,
-        expect: Callable[[tuple[Array, ...]], Any] | None = None,
+        expected: Any = None,
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
-        """Draw every copy along plates, copy axes first; `leading` is the index in time, if any."""
+        """Draw every copy along plates, copy axes first; `leading` is the index in time, if any.
+
+        Noise, summaries, and what the model expects have axes of copies first.
+        """
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
 
         # copies in a loop written out are traced one by one, but not what is the same in all
         drawn = _drawn_alike if str(assembly.factor.network) in self._shared else _drawn
 
-        def one(noise: Array, index: tuple[Array, ...], given: Values) -> Any:
-            expected = None if expect is None else expect(index)
+        def one(index: tuple[Array, ...], noise: Noise, given: Values, expected: Any) -> Any:
             context = assembly.context(values, (*leading, *index), given, expected)
             return drawn(network, context, noise)
 
+        own = (noise, summaries or {}, expected)
         if not sizes:
-            x, log_q = one(noise, (), summaries or {})
+            x, log_q = one((), *own)
             return x, log_q
         number = int(np.prod(sizes))
         index = jnp.unravel_index(jnp.arange(number), sizes)
-        flat = jax.tree.map(lambda s: s.reshape(number, *s.shape[len(sizes) :]), summaries or {})
-        x, log_q = jax.vmap(one)(noise.reshape(number, *noise.shape[len(sizes) :]), index, flat)
+        flat = jax.tree.map(lambda s: s.reshape(number, *s.shape[len(sizes) :]), own)
+        x, log_q = jax.vmap(one)(index, *flat)
         x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
         return x, log_q.reshape(sizes)
 
@@ -360,7 +365,7 @@ class Proposal:
     def draw_step(
         self,
         networks: Networks,
-        chance: Mapping[str, Array],
+        chance: Mapping[str, Noise],
         stage: Stage,
         outer: Values,
         given: Values,
@@ -400,12 +405,12 @@ class Proposal:
             assembly = self.assemblies[factor.latents]
             known = {**outer, **constants, **{n: v[None] for n, v in known_here.items()}}
             now = summaries.get(factor.latents, {})
-            expect = None
+            expected = None
             if assembly.guide is not None:
-                expect = partial(assembly.guide.step, outer, known_here, time, carry)
+                expected = assembly.guide.step(outer, known_here, time, carry)
             noise = chance[factor.latents[0]]
             x, factor_log_q = self._copies(
-                networks, noise, assembly, known, (jnp.array(0),), now, expect
+                networks, noise, assembly, known, (jnp.array(0),), now, expected
             )
             known_here |= _one_step(assembly, x, sites)
             log_q = log_q + sum_of_all(factor_log_q)
@@ -496,11 +501,11 @@ class Proposal:
         return log_q
 
 
-def _drawn(network: Network, context: Any, noise: Array) -> tuple[Any, Array]:
+def _drawn(network: Network, context: Any, noise: Noise) -> tuple[Any, Array]:
     return network.draw(network.encode(context, to_draw=True), noise)
 
 
-def _noise(network: Network, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+def _noise(network: Network, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Noise:
     return network.noise(rng_key, shape)
 
 
