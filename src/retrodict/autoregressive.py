@@ -185,7 +185,7 @@ def sharing(latents: tuple[Latent, ...]) -> Float[np.ndarray, "coordinates coord
 
 
 class Autoregressive(eqx.Module):
-    """Weights between coordinates, hidden units and parameters; none if they add nothing."""
+    """Weights between coordinates, hidden units and parameters."""
 
     plan: tuple[Run, ...] = eqx.field(static=True)
     widths: tuple[int, ...] = eqx.field(static=True)  # hidden units with one label, by layer
@@ -203,14 +203,10 @@ class Autoregressive(eqx.Module):
         hidden: tuple[int, ...],
         guide_size: int = 0,
         waves: Waves | None = None,
-        bare: bool = False,
     ) -> None:
         self.plan, self.waves = plan, waves
         number = plan[-1].at_steps.stop
         self.widths = tuple(math.ceil(width / number) for width in hidden)
-        if bare:
-            self.layers, self.direct, self.guided = (), None, ()
-            return
         unit = self.labels
         inputs, outputs = (unit.features, *unit.hidden), (*unit.hidden, unit.params)
         *layers, last = (initial(rng, into, out) for into, out in zip(inputs, outputs, strict=True))
@@ -245,8 +241,6 @@ class Autoregressive(eqx.Module):
         """
         unit = self.labels
         added = self._added(encoding, row, c)
-        if not self.layers:
-            return self._by_run(added[-1])
         features = jnp.concatenate(
             [
                 jax.vmap(run.head.feature)(run.by_step(row), _by_step(run, c)).reshape(-1)
@@ -293,9 +287,6 @@ class Autoregressive(eqx.Module):
         by_step: list[Array] = []
         if self.waves is not None:
             by_step = guides.look_at_all_sums(self.waves, self.spans, expected, row)
-            if not self.guided:
-                added[-1] += jnp.concatenate(by_step)
-                return added
         every = guides.inputs(guides.look_at_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:

@@ -20,8 +20,9 @@ from retrodict.conditionals import Conditional, find_conditional
 from retrodict.draws import Draws
 from retrodict.expectations import Facts, Guide
 from retrodict.factors import Factor, Input
-from retrodict.families import Family
+from retrodict.families import BitSums, Family
 from retrodict.graph import Graph, Site
+from retrodict.guides import BITS
 from retrodict.guiding import find_guide
 from retrodict.meets import NO_AXIS, SAME, Constraint, Table
 from retrodict.networks import EXPECTED, Guided, Latent, Series, Set, Value
@@ -74,6 +75,8 @@ class Assembly:
         guide = self.guide
         if isinstance(guide, Conditional):
             return guide.family
+        if guide is not None and guide.facts.family and guide.waves is not None:
+            return BitSums(guide.facts.order, guide.waves, BITS)
         return None if guide is None else Guided(guide.facts.order, guide.channels, guide.waves)
 
     def x(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
@@ -177,13 +180,18 @@ def assemble(
     if draws is None:
         return made
     scan = follows_time(graph, factor)
-    closed = (exact and not made.series) if facts is None else bool(facts.family)
+    closed = exact and not made.series
+    if facts is not None:
+        closed = bool(facts.family) and not facts.waves
     if closed:
         found = find_conditional(graph, factor, made.latents, made.own_axes, scan, draws, facts)
         if found is not None:
             return replace(made, guide=found, inputs=(), tree=())
     guide = find_guide(graph, factor, made.latents, made.own_axes, scan, draws, facts)
-    return replace(made, guide=guide)
+    if facts is None and exact and guide is not None and guide.waves and guide.waves.exact:
+        guide = replace(guide, facts=guide.facts._replace(family=("sum of bits",)))
+    made = replace(made, guide=guide)
+    return replace(made, inputs=(), tree=()) if guide is not None and guide.facts.family else made
 
 
 def _own_axes(site: Site, factor: Factor) -> tuple[int, ...]:

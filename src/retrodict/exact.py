@@ -55,15 +55,16 @@ class Exact(eqx.Module):
 
     def noise(self, key: Key[Array, ""], copies: tuple[int, ...] = ()) -> "Noise":
         """All the chance that draws need, axes of copies first."""
-        number = self.scaling.centre.size
-        uniform = jax.random.uniform(key, (number + 1, *copies))
+        number = self.family.uniforms(self.scaling.centre.size)
+        uniform = jax.random.uniform(key, (number + bool(self.share), *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
         # copies come first for who vectorises over them, but are kept last: see `rows`
+        if not self.share:
+            own = jnp.moveaxis(uniform, 0, -1)
+            return Noise(jnp.zeros(copies), Chance(own, own[..., :0]))
         choice, own = uniform[0], uniform[1:]
-        standard = ndtri(own)
-        if self.share:
-            side = 2 * own - 1
-            standard = jnp.where(choice < self.share, side / (1 - jnp.abs(side)), standard)
+        side = 2 * own - 1
+        standard = jnp.where(choice < self.share, side / (1 - jnp.abs(side)), ndtri(own))
         return Noise(choice, Chance(*(jnp.moveaxis(part, 0, -1) for part in (own, standard))))
 
     def draw(self, encoding: PyTree, noise: "Noise") -> tuple[Values, Float[Array, ""]]:
@@ -100,13 +101,14 @@ class Exact(eqx.Module):
     ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
         parameters, (choice, chance) = given
         c = Coordinate(*(column[:, None] for column in self._constants()))
-        row = self.family.draw(parameters, chance, c)
+        row, log_q = self.family.draw(parameters, chance, c)
         if self.share:
             z = scaling.centre[:, None] + scaling.scale[:, None] * chance.normal
             elsewhere = constrain(z, c, self._curves)
             row = jnp.where(choice < self.share, elsewhere, row)
-        row = jnp.broadcast_to(row, (row.shape[0], choice.shape[-1]))
-        return row, self._log_prob(scaling, (parameters, row))
+            log_q = self._log_prob(scaling, (parameters, row))
+        rows = choice.shape[-1]
+        return jnp.broadcast_to(row, (row.shape[0], rows)), jnp.broadcast_to(log_q, (rows,))
 
     def _log_prob(
         self, scaling: Scaling, given: tuple[PyTree, Float[Array, "coordinates rows"]]

@@ -23,8 +23,10 @@ from jaxtyping import Array, Float, PyTree
 from retrodict.coordinates import Latent, blocks, table
 from retrodict.curves import ABOVE, IDENTITY, Coordinate, constrain, unconstrain
 from retrodict.expectations import cholesky, inverse_of_lower
+from retrodict.guides import Expected
 from retrodict.heads import along_first
 from retrodict.rows import total
+from retrodict.spectra import Waves, blocks_of, chances_of, learn, passed_by, spans, start
 
 # log γ(x) of every copy, up to a constant; coordinates count from the lower end of their support
 Target: TypeAlias = Callable[[Float[Array, "*copies coordinates"]], Float[Array, "*copies"]]
@@ -50,13 +52,16 @@ class Family(Protocol):
     def wide(self) -> bool:
         """Whether draws should now and then be from elsewhere, as the family may be a likeness."""
 
+    def uniforms(self, coordinates: int) -> int:
+        """How many uniform numbers a draw of so many coordinates needs; as many if `wide`."""
+
     def parameters(self, target: Target, start: Float[Array, "*copies coordinates"]) -> PyTree:
         """Of every copy, if the target belongs to the family; `start` is a place to look at."""
 
     def draw(
         self, parameters: PyTree, chance: "Chance", c: Coordinate[Array]
-    ) -> Float[Array, "coordinates rows"]:
-        """The values that some chance leads to."""
+    ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
+        """The values that some chance leads to, and log q of them."""
 
     def log_prob(
         self, parameters: PyTree, row: Float[Array, "coordinates rows"], c: Coordinate[Array]
@@ -65,10 +70,10 @@ class Family(Protocol):
 
 
 class Chance(NamedTuple):
-    """What draws are made from: uniform numbers, and normal ones that go with them."""
+    """What draws are made from: uniform numbers, and for `wide` families normal ones as well."""
 
-    uniform: Float[Array, "coordinates rows"]
-    normal: Float[Array, "coordinates rows"]
+    uniform: Float[Array, "numbers rows"]
+    normal: Float[Array, "numbers rows"]
 
 
 def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:
@@ -113,6 +118,9 @@ class Normal:
     evaluations: int = 8
     wide: bool = True
 
+    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return coordinates
+
     def parameters(self, target: Target, start: Array) -> NormalParameters:
         """A step of Newton's method, and one more against rounding: the first may be a long one."""
         score, number = _scores(target), start.shape[-1]
@@ -143,8 +151,11 @@ class Normal:
             jnp.where(sound[..., None, None], white, unknown),
         )
 
-    def draw(self, parameters: NormalParameters, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
-        return parameters.centre + _times(parameters.root, chance.normal)
+    def draw(  # noqa: D102
+        self, parameters: NormalParameters, chance: Chance, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
+        row = parameters.centre + _times(parameters.root, chance.normal)
+        return row, self.log_prob(parameters, row, c)
 
     def log_prob(self, parameters: NormalParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         noise = _times(parameters.white, row - parameters.centre)
@@ -195,6 +206,9 @@ class Gamma:
     def name(self) -> str:  # noqa: D102
         return "inverse gamma" if self.inverse else "gamma"
 
+    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return coordinates
+
     def parameters(self, target: Target, start: Array) -> GammaParameters:
         """From the slopes at two places: of w = ±log x, that of the log density is a - b e^w."""
         score, sign = _scores(target), -1.0 if self.inverse else 1.0
@@ -209,7 +223,9 @@ class Gamma:
         unknown = GammaParameters(jnp.ones_like(shape), -sign * jnp.log(start[..., 0]))
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, unknown)
 
-    def draw(self, parameters: GammaParameters, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
+    def draw(  # noqa: D102
+        self, parameters: GammaParameters, chance: Chance, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
         a = parameters.shape
         small = jnp.minimum(a, LIKE_NORMAL)
         power = jnp.log(chance.uniform[0]) / small
@@ -218,7 +234,8 @@ class Gamma:
         d = _cubed(a)
         cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + chance.normal[0] / (3 * jnp.sqrt(d))))
         w = jnp.where(a < LIKE_NORMAL, one_tail, cube) - parameters.log_rate
-        return constrain(-w if self.inverse else w, _first(c), (ABOVE,))[None]
+        row = constrain(-w if self.inverse else w, _first(c), (ABOVE,))[None]
+        return row, self.log_prob(parameters, row, c)
 
     def log_prob(self, parameters: GammaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         z, log_slope = unconstrain(row[0], _first(c), (ABOVE,))
@@ -286,6 +303,9 @@ class Finite:
         found: np.ndarray = np.array(list(product(*map(range, self.sizes))), float)
         return found
 
+    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return 1
+
     def parameters(self, target: Target, start: Array) -> Float[Array, "*copies states"]:
         """Log densities of all states."""
 
@@ -297,14 +317,15 @@ class Finite:
         possible = jnp.any(logits > -jnp.inf, -1, keepdims=True)
         return jnp.where(possible, logits, 0.0)
 
-    def draw(self, parameters: Array, chance: Chance, c: Coordinate[Array]) -> Array:  # noqa: D102
+    def draw(  # noqa: D102
+        self, parameters: Array, chance: Chance, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
         weights = jnp.exp(parameters - jnp.max(parameters, 0))
-        before = np.tril(np.ones((len(self.states) - 1, len(self.states)), weights.dtype))
-        ends = jnp.tensordot(before, weights, 1)
-        passed = (ends <= chance.uniform[0] * total(weights)).astype(weights.dtype)
+        ends = _ends(weights)
+        passed = _passed(ends, chance.uniform[0])
         # from each state to the next, as far as they are passed
         onward = np.diff(self.states, axis=0).T.astype(weights.dtype)
-        return jnp.tensordot(onward, passed, 1)
+        return jnp.tensordot(onward, passed, 1), _log_share(weights, passed, ends)
 
     def log_prob(self, parameters: Array, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         radix = np.append(np.cumprod(self.sizes[:0:-1])[::-1], 1).astype(float)
@@ -314,3 +335,82 @@ class Finite:
         most = jnp.max(parameters, 0)
         return chosen - most - jnp.log(total(jnp.exp(parameters - most)))
 
+
+
+def _ends(weights: Array) -> Array:
+    """Where the share of each ends."""
+    # few weights are added up quicker by a product than by a scan
+    return jnp.tensordot(np.tril(np.ones((len(weights),) * 2, weights.dtype)), weights, 1)
+
+
+def _passed(ends: Array, uniform: Array) -> Array:
+    """For each state but the last, whether the one that is chosen comes after it."""
+    return (ends[:-1] <= uniform * ends[-1]).astype(ends.dtype)
+
+
+def _log_share(weights: Array, passed: Array, ends: Array) -> Array:
+    """Of the state that comes after those passed, of the whole."""
+    chosen = weights[0] + total(passed * (weights[1:] - weights[:-1]))
+    # a difference of large ones may leave a little where there is nothing
+    return jnp.log(jnp.maximum(chosen, 0) / ends[-1])
+
+
+@dataclass(frozen=True)
+class BitSums:
+    """Bits that add up in one observation with normal noise: a few at a time, see `spectra`.
+
+    Attributes:
+        order: the bits as drawn, by their place in the order of the latents.
+        waves: at which their sum is looked at.
+        most: how many bits are drawn at a time, at the most.
+    """
+
+    order: tuple[int, ...]
+    waves: Waves
+    most: int
+    name: str = "sum of bits"
+    wide: bool = False
+    evaluations: int = 2
+
+    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return len(self._spans)
+
+    def parameters(self, target: Target, start: Array) -> Expected:
+        """They are a guide's, not a target's."""
+        raise TypeError("what is expected of bits that add up comes from their guide")
+
+    def draw(  # noqa: D102
+        self, parameters: Expected, chance: Chance, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
+        bits, log_q = self._through(
+            parameters, lambda step, ends: _passed(ends, chance.uniform[step])
+        )
+        return bits[np.argsort(self.order)], log_q
+
+    def log_prob(self, parameters: Expected, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        ends = np.cumsum(self._spans)
+        own = np.split(np.array(self.order), ends[:-1])
+        _, log_q = self._through(parameters, lambda step, _: passed_by(row[own[step]]))
+        return log_q
+
+    @property
+    def _spans(self) -> tuple[int, ...]:
+        return spans(len(self.order), self.most)
+
+    def _through(
+        self, expected: Expected, choose: Callable[[int, Array], Array]
+    ) -> tuple[Array, Array]:
+        """Block after block: the bits in the order drawn, and log q of them."""
+        (residual,), (effects,), (noise,) = expected.residual, expected.slope, expected.noise
+        blocks = blocks_of(self.waves, self._spans, effects, expected.prior, noise)
+        left = start(self.waves, residual, effects, expected.prior)
+        found, log_q = [], jnp.zeros(())
+        for step, block in enumerate(blocks):
+            weights = chances_of(block, left, noise)
+            ends = _ends(weights)
+            passed = choose(step, ends)
+            after = blocks[step + 1] if step + 1 < len(blocks) else None
+            log_q = log_q + _log_share(weights, passed, ends)
+            bits, left = learn(block, left, passed, after)
+            found.append(bits)
+        return jnp.concatenate(found), log_q

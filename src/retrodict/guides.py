@@ -29,7 +29,7 @@ LONGEST, WAVES = 64.0, 5  # each is half of the one before
 # Innovations are shown one by one where there are no more than this many.
 MOST_CHANNELS = 4
 # Where there are channels, so many bits are drawn at once.
-BITS = 5
+BITS = 4
 LEAST_LOGIT = -15.0
 
 
@@ -216,12 +216,11 @@ def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[spectr
 
 
 def look_at_sum(
-    waves: Waves, expected: Expected, left: Left, block: spectra.Block
+    expected: Expected, left: Left, block: spectra.Block
 ) -> Float[Array, "patterns *rows"]:
     """Logits of all patterns of a step's bits, where they add up in one observation."""
     assert left.sum is not None
-    logits = spectra.log_chances(waves, block, left.sum, expected.noise[0])
-    return logits if waves.exact else _held_up(logits)
+    return _held_up(jnp.log(spectra.chances_of(block, left.sum, expected.noise[0])))
 
 
 def look_at_all_sums(
@@ -231,7 +230,7 @@ def look_at_all_sums(
     left, found = start(expected, waves), []
     blocks = sums(waves, spans, expected)
     for step, end in enumerate(np.cumsum(spans)):
-        found.append(look_at_sum(waves, expected, left, blocks[step]))
+        found.append(look_at_sum(expected, left, blocks[step]))
         left = learn_sum(left, blocks, step, row[end - spans[step] : end])
     return found
 
@@ -240,7 +239,8 @@ def learn_sum(left: Left, blocks: tuple[spectra.Block, ...], step: int, values: 
     """What is left once a step's bits are known."""
     assert left.sum is not None
     after = blocks[step + 1] if step + 1 < len(blocks) else None
-    return left._replace(sum=spectra.learn(blocks[step], left.sum, values, after))
+    _, rest = spectra.learn(blocks[step], left.sum, spectra.passed_by(values), after)
+    return left._replace(sum=rest)
 
 
 def _held_up(logits: Float[Array, "patterns *rows"]) -> Float[Array, "patterns *rows"]:

@@ -58,11 +58,6 @@ class Guided(NamedTuple):
     channels: int
     waves: Waves | None = None
 
-    @property
-    def exact(self) -> bool:
-        """Whether a network has nothing to add to what the model expects."""
-        return self.waves is not None and self.waves.exact
-
 
 # However many copies share it, the wide component is met now and then.
 LEAST_CHANCE = 1e-5
@@ -126,8 +121,6 @@ class MADE:
 
     def sized(self, coordinates: int, copies: int, guide: Guided | None = None) -> "Sized":
         """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
-        if guide is not None and guide.exact:
-            return Sized(self.hidden or (), self.context or (), self)
         small = coordinates <= FEW_COORDINATES and copies > 1
         width = (64 if guide is None else 32) if small else 128
         hidden = (width, width) if self.hidden is None else self.hidden
@@ -144,10 +137,7 @@ class Sized(NamedTuple):
 
 
 class ConditionalMADE(eqx.Module):
-    """q(x | context) over the latents of one factor. Methods take one draw: `jax.vmap` for more.
-
-    Where what the model expects is exact, it has no weights unless hidden units are asked for.
-    """
+    """q(x | context) over the latents of one factor. Methods take one draw: `jax.vmap` for more."""
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
@@ -169,14 +159,13 @@ class ConditionalMADE(eqx.Module):
         copies: int = 1,
     ) -> None:
         hidden, context, options = sizes
-        bare = guide is not None and guide.exact and not hidden
-        self.latents, self.inputs, self.guide = latents, () if bare else inputs, guide
+        self.latents, self.inputs, self.guide = latents, inputs, guide
         shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
         together = guides.BITS if guide is not None and guide.channels else 1
         plan = runs(latents, options.components, *shares, together)
-        guide_size = 0 if guide is None or guide.exact else guides.size(guide.channels)
+        guide_size = 0 if guide is None else guides.size(guide.channels)
         waves = None if guide is None else guide.waves
-        self.network = Autoregressive(rng, plan, hidden, guide_size, waves, bare)
+        self.network = Autoregressive(rng, plan, hidden, guide_size, waves)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in self.inputs)
         size = sum(encoder.size for encoder in self.encoders)
@@ -186,9 +175,6 @@ class ConditionalMADE(eqx.Module):
         if self.trunk.layers:
             size += context[-1]
         unit = self.network.labels
-        if bare:
-            self.from_context = self.biases = ()
-            return
         outputs = (*unit.hidden, unit.params)
         everywhere = np.full(size, -1)
         *layers, params = (initial(rng, everywhere, to) for to in outputs)
@@ -209,8 +195,6 @@ class ConditionalMADE(eqx.Module):
             expected = cast(guides.Expected, context[EXPECTED])
             if not self.guide.channels:
                 parts.append(guides.overview(expected, self._constants()))
-        if not self.biases:
-            return Encoding((jnp.zeros(self.network.labels.params.size),), expected)
         weights = (self.trunk, self.from_context, self.biases)
         encoded = (by_rows(_layers) if to_draw and parts else _layers)(weights, parts)
         return Encoding(encoded, expected)

@@ -152,9 +152,7 @@ def _look_at_sum(given: _Given, left: guides.Left | None, run: Run, c: Coordinat
     network, guide = given.network, given.guide
     assert network.waves is not None and guide is not None and left is not None
     block = guide.blocks[run.first_step]
-    logits = guides.look_at_sum(network.waves, guide.expected, left, block)
-    if not network.guided:
-        return _Seen(c, logits=logits)
+    logits = guides.look_at_sum(guide.expected, left, block)
     return _look(guide, left, run.head, c, run.start)._replace(logits=logits)
 
 
@@ -208,15 +206,11 @@ def _written_out(
         own = own + new if network._residual(layer) else new
         state = jnp.concatenate([known.states[layer], own])
         states.append(state)
-    params = added[-1]
-    if network.layers:
-        params = params + _product(network.layers[-1], state, at[-1])
+    params = added[-1] + _product(network.layers[-1], state, at[-1])
     if network.direct is not None:
         params = params + _product(network.direct, known.features, at[-1])
     value, log_q = _drawn(head, params, noise[step], seen.c)
-    left = known.left
-    if network.waves is None or network.guided:
-        left = _learn(guide, left, seen, run.start, value)
+    left = _learn(guide, known.left, seen, run.start, value)
     if network.waves is not None and guide is not None and left is not None:
         left = guides.learn_sum(left, guide.blocks, step, value)
     after = _Known(

@@ -48,7 +48,7 @@ class Waves(NamedTuple):
 
     Attributes:
         spacing: between two frequencies, the first being zero.
-        numbers: of frequencies that show what is left after each block but the last.
+        numbers: of frequencies that show what is left after each block but the last, powers of two.
         blur: variance that is added to the noise, where so few could not show it as it is.
         exact: whether the picture is: noise is normal, and bits are independent before it.
     """
@@ -59,17 +59,29 @@ class Waves(NamedTuple):
     exact: bool
 
     @property
+    def parts(self) -> tuple[Int[np.ndarray, " coarse"], Int[np.ndarray, " fine"]]:
+        """Of two numbers, one of each, every frequency is the sum, in units of the spacing."""
+        digits = (max(self.numbers, default=1) - 1).bit_length()
+        low = digits - digits // 2
+        return _even_first(low), 2**low * _even_first(digits - low)
+
+    @property
     def places(self) -> Int[np.ndarray, " waves"]:
         """The frequencies, in units of the spacing, in their order."""
-        every = range(max(self.numbers, default=1))
-        strides = sorted({len(every) // number for number in self.numbers} | {1}, reverse=True)
-        found: np.ndarray = np.array(list(dict.fromkeys(k for s in strides for k in every[::s])))
-        return found
+        return np.add.outer(*self.parts).ravel()
 
     @property
     def frequencies(self) -> Float[np.ndarray, " waves"]:
         """In their order, from zero on."""
         return self.spacing * self.places
+
+
+def _even_first(digits: int) -> Int[np.ndarray, " numbers"]:
+    """Numbers of so many binary digits; among the first 2ᵏ are the multiples of the largest step."""
+    found = np.zeros(1, int)
+    for digit in reversed(range(digits)):
+        found = np.concatenate([found, found + 2**digit])
+    return found
 
 
 def fitted(
@@ -113,6 +125,12 @@ class Turn(NamedTuple):
             self.real * other.imaginary + self.imaginary * other.real,
         )
 
+    @staticmethod
+    def of(parts: Float[Array, "parts *rows"]) -> "Turn":
+        """From real parts before imaginary ones."""
+        number = parts.shape[0] // 2
+        return Turn(parts[:number], parts[number:])
+
     def first(self, number: int) -> "Turn":
         """So many of them."""
         return Turn(self.real[:number], self.imaginary[:number])
@@ -122,20 +140,21 @@ class Block(NamedTuple):
     """A few bits that are drawn together, and what comes after them.
 
     Attributes:
-        chances, logs: of all patterns, before anything is observed, and their logarithms.
+        chances: of all patterns, before anything is observed.
         sums: by how much each pattern moves the observation.
-        effects: of each bit alone.
-        turns: exp(i ω sum) of each pattern, real parts before the imaginary ones; it has rows only
-            if effects do.
+        turns: exp(i ω sum) of each pattern; it has rows only if effects do.
         rest: φ of what is not known once these bits are; none if that is noise alone.
     """
 
     chances: Float[Array, "patterns *rows"]
-    logs: Float[Array, "patterns *rows"]
     sums: Float[Array, "patterns *rows"]
-    effects: Float[Array, "bits *rows"]
-    turns: Float[Array, "parts patterns *rows"]
+    turns: Turn
     rest: Turn | None
+
+    @property
+    def bits(self) -> int:
+        """How many."""
+        return self.chances.shape[0].bit_length() - 1
 
 
 class Sum(NamedTuple):
@@ -166,15 +185,15 @@ def blocks_of(
         own = slice(stop - span, stop)
         sums = _of_patterns(effects[own])
         # what all rows have in common is a matrix
-        common = sums[..., 0] if sums.ndim > 1 and sums.shape[-1] == 1 else sums
+        common = _bare(sums)
         angles = along_first(waves.frequencies.astype(sums.dtype), common[None]) * common
-        turns = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)])
-        chance = _chances(chances[own])
+        turns = Turn(jnp.cos(angles), jnp.sin(angles))
         shown = None if rest is None else _damped(waves, rest.first(number), noise)
-        block = Block(chance, _log_chances(chances[own]), sums, effects[own], turns, shown)
-        found.insert(0, block)
-        spectrum = _turn(turns, chance, turns.shape[0] // 2)
-        rest = spectrum if rest is None else spectrum * rest
+        likely = _chances(chances[own])
+        found.insert(0, Block(likely, sums, turns, shown))
+        if stop > span:
+            spectrum = _seen(turns, likely)
+            rest = spectrum if rest is None else spectrum * rest
         stop -= span
     return tuple(found)
 
@@ -187,61 +206,74 @@ def start(
 ) -> Sum:
     """Nothing is known yet; `residual` is the observation less its mean."""
     unset = residual + total(effects * chances)
-    every = _powers(-waves.spacing * unset, max(waves.numbers, default=1))
-    return Sum(unset, Turn(*(part[waves.places] for part in every)))
+    return Sum(unset, _phase(waves, -unset))
 
 
-def _powers(angle: Float[Array, "*rows"], number: int) -> Turn:
-    """exp(i k angle) for k = 0, 1, …: sines are dear, products are not."""
-    levels = max(1, math.ceil(math.log(number, 4)))
-    apart = along_first(4.0 ** np.arange(levels), angle[None]) * angle
+def _phase(waves: Waves, at: Float[Array, "*rows"]) -> Turn:
+    """exp(i ω at): sines are dear, products are not, so it is done by parts."""
+    first, second = waves.parts
+    angles = along_first(waves.spacing * np.concatenate([first, second]), at[None]) * at
     # a product by one keeps them from being worked out again wherever they are used
-    firsts = (jnp.eye(levels) @ jnp.cos(apart), jnp.eye(levels) @ jnp.sin(apart))
-    found: Turn | None = None
-    for real, imaginary in zip(*firsts, strict=True):
-        first = Turn(real, imaginary)
-        second = first * first
-        one = Turn(jnp.ones_like(real), jnp.zeros_like(real))
-        four = Turn(*map(jnp.stack, zip(one, first, second, second * first, strict=True)))
-        if found is None:
-            found = four
-            continue
-        wide = Turn(four.real[:, None], four.imaginary[:, None]) * found
-        found = Turn(*(part.reshape(-1, *angle.shape) for part in wide))
-    assert found is not None
-    return Turn(*(part[:number] for part in found))
+    one = np.eye(angles.shape[0], dtype=angles.dtype)
+    circle = Turn(*(jnp.tensordot(one, wave, 1) for wave in (jnp.cos(angles), jnp.sin(angles))))
+    coarse, fine = circle.first(first.size), Turn(*(part[first.size :] for part in circle))
+    both = Turn(*(p[:, None] for p in coarse)) * Turn(*(p[None] for p in fine))
+    return Turn(*(part.reshape(-1, *at.shape) for part in both))
 
 
-def log_chances(
-    waves: Waves, block: Block, left: Sum, noise: Float[Array, "*rows"]
+def chances_of(
+    block: Block, left: Sum, noise: Float[Array, "*rows"]
 ) -> Float[Array, "patterns *rows"]:
-    """log of each pattern's chance times the density of what is left, up to a constant."""
+    """Each pattern's chance times the density of what is left, up to a constant."""
     if block.rest is None:
         gap = jnp.clip((left.unset - block.sums) / jnp.sqrt(noise), -1e9, 1e9)
-        return block.logs - 0.5 * gap**2
+        density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
+        return block.chances * (density + BLIND)
     number = block.rest.real.shape[0]
     seen = block.rest * left.phase.first(number)
-    cosines, sines = (part[:, :number] for part in jnp.split(jnp.swapaxes(block.turns, 0, 1), 2, 1))
+    # the real part of a product, of every pattern
+    cosines, sines = (jnp.swapaxes(part, 0, 1) for part in block.turns.first(number))
     density = _product(cosines, seen.real) - _product(sines, seen.imaginary)
-    return block.logs + jnp.log(jnp.maximum(density, 0) + BLIND)
+    return block.chances * (jnp.maximum(density, 0) + BLIND)
 
 
-def learn(block: Block, left: Sum, values: Float[Array, "bits *rows"], after: Block | None) -> Sum:
-    """What is left once the block's bits are known, as the block after it needs to see it."""
-    unset = left.unset - total(block.effects * values)
-    if after is None or after.rest is None:
-        return left._replace(unset=unset)
-    place = jnp.tensordot(2.0 ** np.arange(values.shape[0])[::-1], values, 1)
-    places = along_first(np.arange(block.chances.shape[0]), block.chances)
-    number = after.rest.real.shape[0]
-    turned = _turn(block.turns, (places == place).astype(values.dtype), number)
-    return Sum(unset, left.phase.first(number) * turned)
+def learn(
+    block: Block, left: Sum, passed: Float[Array, "others *rows"], after: Block | None
+) -> tuple[Float[Array, "bits *rows"], Sum]:
+    """A block's bits, and what is left once they are known, as the block after it must see it.
+
+    `passed` is one for each pattern but the last that the one at hand comes after.
+    """
+    number = 0 if after is None or after.rest is None else after.rest.real.shape[0]
+    # from each pattern to the next, as far as they are passed
+    turns = [jnp.diff(part, axis=1) for part in block.turns.first(number)]
+    sums = jnp.diff(_bare(block.sums), axis=0)[None]
+    bits = along_first(np.diff(patterns(block.bits), axis=0).T.ravel(), sums[0])
+    bits = jnp.broadcast_to(bits.reshape(block.bits, *sums.shape[1:2], *bits.shape[1:]), (block.bits, *sums.shape[1:]))
+    moved = _product(jnp.concatenate([bits, sums, *turns]), passed)
+    found, unset = moved[: block.bits], left.unset - moved[block.bits]
+    if not number:
+        return found, left._replace(unset=unset)
+    # no bit set, the first pattern, turns nothing
+    turn = Turn.of(moved[block.bits + 1 :])
+    return found, Sum(unset, left.phase.first(number) * turn._replace(real=1 + turn.real))
 
 
-def _turn(turns: Array, weights: Float[Array, "patterns *rows"], number: int) -> Turn:
-    """The weighted sum of what patterns add to the phase, at so many frequencies."""
-    parts = turns.reshape(2, -1, *turns.shape[1:])[:, :number]
-    return Turn(*jnp.split(_product(parts.reshape(-1, *turns.shape[1:]), weights), 2))
+def passed_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "others *rows"]:
+    """What `learn` asks for, of bits that are known."""
+    number = bits.shape[0]
+    place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
+    places = along_first(np.arange(2**number - 1), bits)
+    return (places < place).astype(bits.dtype)
+
+
+def _bare(sums: Array) -> Array:
+    return sums[..., 0] if sums.ndim > 1 and sums.shape[-1] == 1 else sums
+
+
+def _seen(turns: Turn, weights: Float[Array, "patterns *rows"]) -> Turn:
+    """The weighted sum of what patterns add to the phase."""
+    return Turn.of(_product(jnp.concatenate(turns), weights))
 
 
 def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
@@ -268,13 +300,6 @@ def _chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
         # a choice between the two would not be worked out in vectors
         found = found * (column * bit + (1 - column) * (1 - bit))
     return found
-
-
-def _log_chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
-    """Their logarithms, by a product, which is quicker than to take as many."""
-    tiny = float(np.finfo(np.float32).tiny)
-    yes, no = jnp.log(jnp.maximum(p, tiny)), jnp.log(jnp.maximum(1 - p, tiny))
-    return _of_patterns(yes - no) + total(no)
 
 
 def _product(matrix: Array, vector: Array) -> Array:
