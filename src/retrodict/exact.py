@@ -107,7 +107,7 @@ class Exact(eqx.Module):
             elsewhere = constrain(z, c, self._curves)
             row = jnp.where(choice < self.share, elsewhere, row)
             log_q = self._log_prob(scaling, (parameters, row))
-        rows = choice.shape[-1]
+        rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
         return jnp.broadcast_to(row, (row.shape[0], rows)), jnp.broadcast_to(log_q, (rows,))
 
     def _log_prob(

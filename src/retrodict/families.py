@@ -350,9 +350,12 @@ def _passed(ends: Array, uniform: Array) -> Array:
 
 def _log_share(weights: Array, passed: Array, ends: Array) -> Array:
     """Of the state that comes after those passed, of the whole."""
-    chosen = weights[0] + total(passed * (weights[1:] - weights[:-1]))
-    # a difference of large ones may leave a little where there is nothing
-    return jnp.log(jnp.maximum(chosen, 0) / ends[-1])
+    # every weight but one is multiplied by zero: of differences, small ones would be lost
+    inner = weights[1:-1] * (passed[:-1] - passed[1:])
+    chosen = weights[0] * (1 - passed[0]) + weights[-1] * passed[-1]
+    if len(inner):
+        chosen = chosen + total(inner)
+    return jnp.log(chosen / ends[-1])
 
 
 @dataclass(frozen=True)
