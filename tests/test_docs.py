@@ -31,8 +31,8 @@ def without_rescue(method):
 
 def case(page):
     name = page.relative_to(ROOT)
-    # one's first pages always; `make docs` runs the tutorials, and with networks that learn
-    return pytest.param(page, id=str(name), marks=slow_if(len(name.parts) > 2))
+    # one's first page always; `make docs` runs the tutorials, and with networks that learn
+    return pytest.param(page, id=str(name), marks=slow_if(len(name.parts) > 1))
 
 
 @pytest.mark.parametrize("page", [case(page) for page in PAGES if blocks(page, "python")])

@@ -1,4 +1,4 @@
-"""Conditionals that need no network: densities by quadrature, answers by conjugacy and by Kalman."""
+"""Conditionals without networks: densities by quadrature, answers by conjugacy and by Kalman."""
 
 from itertools import product
 
@@ -11,13 +11,13 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
-from scipy import stats
+from scipy import special, stats
 
 import retrodict as rd
 import zoo
 from retrodict.conditionals import Conditional
 from retrodict.exact import Exact
-from retrodict.families import Finite, Gamma, GammaParameters, Normal
+from retrodict.families import Beta, BetaParameters, Finite, Gamma, GammaParameters, Normal
 from retrodict.networks import EXPECTED, ConditionalMADE, Latent, learns
 from retrodict.proposal import Proposal
 
@@ -70,6 +70,36 @@ def test_draws_of_a_gamma_are_weighted_to_its_moments(shape):
     for fn, wanted in ((np.ones_like, 1.0), (lambda x: x, shape / 2)):
         found = w * fn(np.minimum(x, 1e6))
         assert abs(found.mean() - wanted) < 4.5 * found.std() / np.sqrt(found.size)
+
+
+SHAPES = [(0.7, 0.8), (0.5, 4.0), (9.0, 0.8), (2.0, 2.0), (4.0, 4.0), (19.0, 5.0), (50.0, 60.0)]
+UNIT = (Latent("x", constraints.unit_interval, ()),)
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_likenesses_of_a_beta_are_densities_and_near_it(shapes):
+    exact = Exact.of(Beta(), UNIT, 1e-3)
+    parameters = BetaParameters(*map(jnp.asarray, shapes))
+    z = np.linspace(-30 / min(*shapes, 1), 16, 60_001)
+    log_q = jax.jit(
+        jax.vmap(lambda x: exact.log_prob({EXPECTED: parameters}, {"x": x}))
+    )(special.expit(z))  # fmt: skip
+    log_slope = special.log_expit(z) + special.log_expit(-z)
+    q, p = np.exp(np.asarray(log_q, float) + log_slope), stats.beta(*shapes)
+    # what lies beyond the grid: the slow tail, above which floats near one are too few
+    beyond = p.sf(special.expit(z[-1])) + p.cdf(special.expit(z[0]))
+    assert abs(np.trapezoid(q, z) - 1) < 3e-3 + 2 * beyond
+    own = np.exp(p.logpdf(special.expit(z)) + log_slope)
+    second = np.trapezoid(own**2 / q, z)
+    assert (1 - beyond) ** 2 / second > 0.98
+    noise = exact.noise(zoo.key(1), (20_000,))
+    x, log_q = jax.jit(jax.vmap(lambda n: exact.draw(parameters, n)))(noise)
+    again = jax.jit(jax.vmap(lambda x: exact.log_prob({EXPECTED: parameters}, x)))(x)
+    np.testing.assert_allclose(log_q, again, atol=1e-3)
+    x = np.asarray(x["x"], float)
+    w = np.exp(p.logpdf(x) - np.asarray(log_q, float))
+    for found, wanted in ((w, 1.0), (w * x, p.mean())):
+        assert abs(found.mean() - wanted) < 4.5 * found.std() / np.sqrt(found.size) + 1e-4
 
 
 def test_a_normal_is_read_from_slope_and_curvature():
@@ -134,6 +164,15 @@ def events():
     numpyro.sample("y", dist.Poisson(x * jnp.array([1.0, 2.0])).to_event(1))
 
 
+def coins(n=3):
+    """Shares of their own, of two more that are not known."""
+    a = numpyro.sample("a", dist.HalfNormal(3.0))
+    b = numpyro.sample("b", dist.HalfNormal(3.0))
+    with numpyro.plate("n", n):
+        p = numpyro.sample("p", dist.Beta(0.5 + a, 0.5 + b))
+        numpyro.sample("y", dist.Binomial(12, p))
+
+
 def labels(n=5):
     """A mixture with its labels."""
     with numpyro.plate("n", n):
@@ -157,6 +196,7 @@ def half():
         (scales, ("y",), {("tau",): "gamma"}),
         (variances, ("y",), {("v",): "inverse gamma"}),
         (events, ("y",), {("x",): "gamma"}),
+        (coins, ("y",), {("a", "b"): None, ("p",): "beta"}),
         (labels, ("y",), {("z",): "finite"}),
         (cauchy, ("y",), {("x",): None}),
         (half, ("y",), {("s",): None}),

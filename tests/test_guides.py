@@ -13,6 +13,7 @@ from numpyro.distributions import constraints
 
 import retrodict as rd
 import zoo
+from oracles import slow_if
 from retrodict import guides
 from retrodict.curves import ABOVE, BELOW, BETWEEN, IDENTITY, SOFTPLUS, constrain, match_gaussian
 from retrodict.encoders import Embedding
@@ -315,7 +316,9 @@ LATENTS = {
 }
 
 
-@pytest.mark.parametrize("kind", LATENTS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=slow_if(k in ("many bits", "one bit more"))) for k in LATENTS]
+)
 def test_draws_of_a_guided_network_have_the_density_they_say(kind):
     latents, channels = LATENTS[kind]
     order = {"reals": (0, 1, 2), "bits": (2, 0, 1), "mixed": (1, 0, 2)}.get(kind)

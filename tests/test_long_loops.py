@@ -78,7 +78,7 @@ def compiled(proposal, threshold, particles=20):
         (series_loop, 8, 0.0),
         pytest.param(constants_differ, 7, 1.0, marks=pytest.mark.slow),
         pytest.param(unknown_drift, 6, 1.0, marks=pytest.mark.slow),
-        (halves, 6, 1.0),
+        pytest.param(halves, 6, 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_loops_give_what_is_written_out(model, steps, threshold):

@@ -322,6 +322,7 @@ SLOW = pytest.mark.slow
 SMALL = MADE(hidden=(48, 48), components=4, context=(32,))
 
 
+@SLOW
 def test_learns_a_conjugate_normal():
     """Five observations as a set; the posterior is normal with precision six."""
 
@@ -398,10 +399,8 @@ def test_learns_a_count_posterior():
     assert -3 * se < gap < 0.03
 
 
-@pytest.mark.parametrize(
-    "sigma_is",
-    ["constant", *(pytest.param(s, marks=pytest.mark.slow) for s in ("site", "unknown"))],
-)
+@SLOW
+@pytest.mark.parametrize("sigma_is", ["constant", "site", "unknown"])
 def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
     """Eight schools: sigma as constants of the elements trains as well as sigma as a site.
 

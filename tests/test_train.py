@@ -103,7 +103,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=slow_if(k in ("loop", "mixture"))) for k in KINDS]
+    "kind", [pytest.param(k, marks=slow_if(k in ("loop", "mixture", "discrete"))) for k in KINDS]
 )
 def test_every_kind_of_model_learns_more_than_its_prior(kind):
     training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)

@@ -72,6 +72,12 @@ class Exact(eqx.Module):
         row, log_q = by_rows(self._draw)(self.scaling, (encoding, noise))
         return unflatten(self.latents, row), log_q
 
+    def sample_and_log_prob(
+        self, key: Key[Array, ""], context: Context
+    ) -> tuple[Values, Float[Array, ""]]:
+        """A draw x and log q(x | context)."""
+        return self.draw(self.encode(context), self.noise(key))
+
     def log_prob(self, context: Context, x: Mapping[str, Array]) -> Float[Array, ""]:
         """log q(x | context)."""
         log_q: Array = by_rows(self._log_prob)(self.scaling, (self.encode(context), self.row(x)))
@@ -87,7 +93,8 @@ class Exact(eqx.Module):
         if self.family.wide:
             z, _ = unconstrain(rows, self._constants(), self._curves)
             rows = z
-        return eqx.tree_at(lambda m: m.scaling, self, Scaling.fit(rows))
+        fitted: Exact = eqx.tree_at(lambda m: m.scaling, self, Scaling.fit(rows))
+        return fitted
 
     def _constants(self) -> Coordinate[Array]:
         return Coordinate(*(jnp.asarray(column) for column in table(self.latents)))

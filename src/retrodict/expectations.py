@@ -201,6 +201,7 @@ class Guide:
         return evaluate
 
     def in_step(self, outer: Values, given: Values, time: Array, carry: Any) -> Evaluate:
+        """How to evaluate the model in one step of a scan."""
         known = self._without_latents(given)
 
         def evaluate(latents: Values, expect: Expect | None) -> Evaluation:
@@ -215,9 +216,7 @@ class Guide:
     def _without_latents(self, values: Values) -> dict[str, Array]:
         return {n: v for n, v in values.items() if n not in self.factor.latents}
 
-    def _expected(
-        self, evaluate: Evaluate, index: Sequence[Int[Array, ""]] | None
-    ) -> Expected:
+    def _expected(self, evaluate: Evaluate, index: Sequence[Int[Array, ""]] | None) -> Expected:
         """Linearise at the latents' means, and again at the estimate; of one copy, or of all."""
         begin = evaluate({}, self._reference())
         x = self.rows_of({n: begin.values[n] for n in self.factor.latents})
@@ -363,6 +362,7 @@ class Guide:
         return jnp.moveaxis(whole, range(len(axes)), axes)
 
     def rows_of(self, values: Values) -> Float[Array, "*copies coordinates"]:
+        """The latents' values by copy."""
         parts = []
         for name, axes in zip(self.factor.latents, self.own_axes, strict=True):
             moved = jnp.moveaxis(jnp.asarray(values[name], float), axes, range(len(axes)))
@@ -370,6 +370,7 @@ class Guide:
         return jnp.concatenate(parts, -1)
 
     def values_of(self, x: Float[Array, "*copies coordinates"]) -> dict[str, Array]:
+        """The latents' values from those by copy."""
         found = {}
         start = 0
         for latent, name, axes in zip(
@@ -389,6 +390,7 @@ class Guide:
         return jnp.concatenate(parts, -1)
 
     def by_copy(self, child: Child, value: Array, blank: float = 0.0) -> Array:
+        """Entries of one child by copy; `blank` where a copy has fewer than others."""
         moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
         if child.members is not None:
             table, there = child.members.table, child.members.mask

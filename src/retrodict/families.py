@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from retrodict.coordinates import Latent, blocks, table
-from retrodict.curves import ABOVE, IDENTITY, Coordinate, constrain, unconstrain
+from retrodict.curves import ABOVE, BETWEEN, IDENTITY, Coordinate, constrain, unconstrain
 from retrodict.expectations import cholesky, inverse_of_lower
 from retrodict.guides import Expected
 from retrodict.heads import along_first
@@ -89,6 +89,8 @@ def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:
         return (Normal(),)
     if c.curve.size == 1 and c.curve[0] == ABOVE:
         return (Gamma(), Gamma(inverse=True))
+    if c.curve.size == 1 and c.curve[0] == BETWEEN and (c.lower[0], c.upper[0]) == (0, 1):
+        return (Beta(),)
     return ()
 
 
@@ -99,7 +101,8 @@ def by_name(name: str, latents: tuple[Latent, ...]) -> Family | None:
 
 def _scores(target: Target) -> Callable[[Array], Array]:
     """Slopes of every copy's target in its own coordinates."""
-    return jax.grad(lambda x: jnp.sum(target(x)))
+    slope: Callable[[Array], Array] = jax.grad(lambda x: jnp.sum(target(x)))
+    return slope
 
 
 class NormalParameters(NamedTuple):
@@ -127,13 +130,18 @@ class Normal:
 
         def curved(direction: np.ndarray) -> Array:
             along = jnp.broadcast_to(jnp.asarray(direction, start.dtype), start.shape)
-            return jax.jvp(score, (start,), (along,))[1]
+            found: Array = jax.jvp(score, (start,), (along,))[1]
+            return found
 
         columns = [curved(direction) for direction in np.eye(number)]
         precision = -jnp.stack(columns, -1)
         precision = (precision + jnp.swapaxes(precision, -1, -2)) / 2
-        # in units in which its diagonal is one
-        scale = 1 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+        # in units in which its diagonal is one; what is no precision leaves no trace in derivatives
+        diagonal = jnp.diagonal(precision, axis1=-2, axis2=-1)
+        sound = jnp.all(diagonal > 0, -1) & jnp.all(jnp.isfinite(precision), (-1, -2))
+        unknown = jnp.eye(number, dtype=start.dtype)
+        precision = jnp.where(sound[..., None, None], precision, unknown)
+        scale = 1 / jnp.sqrt(jnp.where(sound[..., None], diagonal, 1.0))
         unit = precision * scale[..., :, None] * scale[..., None, :]
         lower = cholesky(unit)
         left = inverse_of_lower(lower)
@@ -143,8 +151,7 @@ class Normal:
         for _ in range(2):
             step = jnp.einsum("...ij,...kj,...k->...i", root, root, score(centre))
             centre = centre + step
-        sound = jnp.all(jnp.isfinite(root), (-1, -2)) & jnp.all(jnp.isfinite(centre), -1)
-        unknown = jnp.eye(number, dtype=start.dtype)
+        sound &= jnp.all(jnp.isfinite(root), (-1, -2)) & jnp.all(jnp.isfinite(centre), -1)
         return NormalParameters(
             jnp.where(sound[..., None], centre, start),
             jnp.where(sound[..., None, None], root, unknown),
@@ -161,16 +168,18 @@ class Normal:
         noise = _times(parameters.white, row - parameters.centre)
         noise = jnp.clip(noise, -1e9, 1e9)  # squares stay finite
         number = row.shape[0]
-        scales = [jnp.log(jnp.abs(parameters.white[d, d])) for d in range(number)]
-        return sum(scales) - 0.5 * total(noise**2) - number * 0.5 * np.log(2 * np.pi)
+        density: Array = -0.5 * total(noise**2) - number * 0.5 * np.log(2 * np.pi)
+        for d in range(number):
+            density = density + jnp.log(jnp.abs(parameters.white[d, d]))
+        return density
 
 
 def _times(matrix: Float[Array, "n n rows"], vector: Float[Array, "n rows"]) -> Array:
     """A small matrix of each row by its vector, written out."""
-    number = vector.shape[0]
-    if number == 1:
-        return matrix[0] * vector
-    return sum(matrix[:, d] * vector[d] for d in range(number))
+    found = matrix[:, 0] * vector[0]
+    for d in range(1, vector.shape[0]):
+        found = found + matrix[:, d] * vector[d]
+    return found
 
 
 class GammaParameters(NamedTuple):
@@ -219,31 +228,36 @@ class Gamma:
         rate = (low - high) / (far - near)
         shape = low + rate * near
         sound = (shape > 0) & (rate > 0) & jnp.isfinite(shape) & jnp.isfinite(rate)
-        found = GammaParameters(shape, jnp.log(rate))
-        unknown = GammaParameters(jnp.ones_like(shape), -sign * jnp.log(start[..., 0]))
-        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, unknown)
+        rate = jnp.where(sound, rate, start[..., 0] ** -sign)
+        return GammaParameters(jnp.where(sound, shape, 1.0), jnp.log(rate))
 
     def draw(  # noqa: D102
         self, parameters: GammaParameters, chance: Chance, c: Coordinate[Array]
     ) -> tuple[Array, Array]:
-        a = parameters.shape
-        small = jnp.minimum(a, LIKE_NORMAL)
-        power = jnp.log(chance.uniform[0]) / small
-        one_tail = jnp.log(-jnp.log1p(-jnp.exp(power)))
-        one_tail = jnp.where(power < -10, power, one_tail) + jnp.log(_tail(small))
-        d = _cubed(a)
-        cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + chance.normal[0] / (3 * jnp.sqrt(d))))
-        w = jnp.where(a < LIKE_NORMAL, one_tail, cube) - parameters.log_rate
+        w = _like_gamma(parameters.shape, chance) - parameters.log_rate
         row = constrain(-w if self.inverse else w, _first(c), (ABOVE,))[None]
         return row, self.log_prob(parameters, row, c)
 
     def log_prob(self, parameters: GammaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         z, log_slope = unconstrain(row[0], _first(c), (ABOVE,))
-        a = parameters.shape
-        log_x = (-z if self.inverse else z) + parameters.log_rate
-        # both are densities of log x
-        either = jnp.where(a < LIKE_NORMAL, _log_one_tail(a, log_x), _log_cube(a, log_x))
-        return either - log_slope
+        w = -z if self.inverse else z
+        return _log_like_gamma(parameters.shape, w + parameters.log_rate) - log_slope
+
+
+def _like_gamma(a: Array, chance: Chance) -> Array:
+    """The logarithm of about a gamma number of shape a and rate one."""
+    small = jnp.minimum(a, LIKE_NORMAL)
+    power = jnp.log(chance.uniform[0]) / small
+    one_tail = jnp.log(-jnp.log1p(-jnp.exp(power)))
+    one_tail = jnp.where(power < -10, power, one_tail) + jnp.log(_tail(small))
+    d = _cubed(a)
+    cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + chance.normal[0] / (3 * jnp.sqrt(d))))
+    return jnp.where(a < LIKE_NORMAL, one_tail, cube)
+
+
+def _log_like_gamma(a: Array, w: Array) -> Array:
+    """Log density of that logarithm."""
+    return jnp.where(a < LIKE_NORMAL, _log_one_tail(a, w), _log_cube(a, w))
 
 
 def _tail(a: Array) -> Array:
@@ -274,7 +288,92 @@ def _log_cube(a: Array, log_x: Array) -> Array:
     n = jnp.clip(3 * jnp.sqrt(d) * (root - 1), -1e9, 1e9)
     # a number and its mirror image lead to the same cube
     mirrored = jnp.log(1 + jnp.exp(-18 * d * root))
-    return mirrored - 0.5 * n**2 + log_root + 0.5 * log_d - 0.5 * np.log(2 * np.pi)
+    density: Array = mirrored - 0.5 * n**2 + log_root + 0.5 * log_d - 0.5 * np.log(2 * np.pi)
+    return density
+
+
+class BetaParameters(NamedTuple):
+    """The two shapes."""
+
+    a: Float[Array, "*rows"]
+    b: Float[Array, "*rows"]
+
+
+# Shapes that are at least so large, and differ by less than such a factor, make the logit about
+# normal; elsewhere the likeness of a gamma is nearer.
+LOGIT_NORMAL, LOGIT_RATIO = 3.0, 3.0
+# How far from the ends the two places are at which slopes are taken.
+FROM_ENDS = 1e-3
+
+
+@dataclass(frozen=True)
+class Beta:
+    """Beta(x | a, b), 0 < x < 1: x (1 - x) · slope is the line a - 1 - (a + b - 2) x.
+
+    Where a ≤ b, -log(1 - x) is about a gamma number of shape a and rate b + (a - 1) / 2, exactly so
+    for a = 1; where b < a, -log x is. The weights correct what is left.
+    """
+
+    name: str = "beta"
+    evaluations: int = 4
+    wide: bool = True
+
+    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return coordinates
+
+    def parameters(self, target: Target, start: Array) -> BetaParameters:
+        """From the slopes near both ends."""
+        score = _scores(target)
+        near, far = jnp.full_like(start, FROM_ENDS), jnp.full_like(start, 1 - FROM_ENDS)
+        low, high = ((x * (1 - x) * score(x))[..., 0] for x in (near, far))
+        slope = (high - low) / (1 - 2 * FROM_ENDS)
+        a, b = low - slope * FROM_ENDS + 1, -(high + slope * FROM_ENDS) + 1
+        sound = (a > 0) & (b > 0) & jnp.isfinite(a) & jnp.isfinite(b)
+        return BetaParameters(jnp.where(sound, a, 1.0), jnp.where(sound, b, 1.0))
+
+    def draw(  # noqa: D102
+        self, parameters: BetaParameters, chance: Chance, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
+        small, rate = _smaller(parameters)
+        w = _like_gamma(small, chance) - jnp.log(rate)
+        y = jnp.exp(jnp.minimum(w, 80.0))
+        # log(e^y - 1), of which nothing is left by rounding where y is small
+        z = jnp.where(y < 0.01, w + y / 2, y + jnp.log(1 - jnp.exp(-jnp.maximum(y, 0.01))))
+        z = jnp.where(parameters.a <= parameters.b, z, -z)
+        centre, scale = _logit(parameters)
+        z = jnp.where(_is_balanced(parameters), centre + scale * chance.normal[0], z)
+        row = constrain(z, _first(c), (BETWEEN,))[None]
+        return row, self.log_prob(parameters, row, c)
+
+    def log_prob(self, parameters: BetaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        z, log_slope = unconstrain(row[0], _first(c), (BETWEEN,))
+        small, rate = _smaller(parameters)
+        turned = jnp.where(parameters.a <= parameters.b, z, -z)
+        y = jnp.maximum(turned, 0) + jnp.log1p(jnp.exp(-jnp.abs(turned)))
+        w = jnp.where(turned < -10, turned, jnp.log(y))
+        skewed = _log_like_gamma(small, w + jnp.log(rate)) + turned - y - w
+        centre, scale = _logit(parameters)
+        gap = jnp.clip((z - centre) / scale, -1e9, 1e9)
+        normal = -0.5 * gap**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi)
+        return jnp.where(_is_balanced(parameters), normal, skewed) - log_slope
+
+
+def _smaller(parameters: BetaParameters) -> tuple[Array, Array]:
+    """The smaller shape, and the rate of the gamma that goes with it."""
+    small, large = jnp.minimum(*parameters), jnp.maximum(*parameters)
+    # where both are small, the tail is the larger's own
+    return small, jnp.maximum(large + (small - 1) / 2, large * _tail(jnp.minimum(small, 1.0)))
+
+
+def _logit(parameters: BetaParameters) -> tuple[Array, Array]:
+    """Mean and standard deviation of the logit, of shapes that are not small."""
+    a, b = (jnp.maximum(shape, 1.0) - 0.5 for shape in parameters)
+    return jnp.log(a / b), jnp.sqrt(1 / a + 1 / b)
+
+
+def _is_balanced(parameters: BetaParameters) -> Array:
+    small, large = jnp.minimum(*parameters), jnp.maximum(*parameters)
+    return (small > LOGIT_NORMAL) & (large < LOGIT_RATIO * small)
 
 
 def _first(c: Coordinate[Array]) -> Coordinate[Array]:
@@ -334,7 +433,6 @@ class Finite:
         chosen = jnp.max(jnp.where(places == place, parameters, -jnp.inf), 0)
         most = jnp.max(parameters, 0)
         return chosen - most - jnp.log(total(jnp.exp(parameters - most)))
-
 
 
 def _ends(weights: Array) -> Array:

@@ -41,7 +41,17 @@ from retrodict.rows import by_rows, side_by_side
 from retrodict.spectra import Waves
 from retrodict.xla import floats
 
-__all__ = ["EXPECTED", "MADE", "ConditionalMADE", "Latent", "Network", "Series", "Set", "Value", "trainable"]
+__all__ = [
+    "EXPECTED",
+    "MADE",
+    "ConditionalMADE",
+    "Latent",
+    "Network",
+    "Series",
+    "Set",
+    "Value",
+    "trainable",
+]
 
 
 class Guided(NamedTuple):

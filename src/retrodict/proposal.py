@@ -26,7 +26,7 @@ from retrodict.graph import Graph
 from retrodict.inverse import Inverse
 from retrodict.loops import scan
 from retrodict.model import Evaluation, carry_leaves
-from retrodict.networks import MADE, Network
+from retrodict.networks import MADE, ConditionalMADE, Network
 from retrodict.repeats import FEWEST
 from retrodict.rows import sum_of_all
 from retrodict.slices import Slices
@@ -437,7 +437,7 @@ class Proposal:
     def _suffixes(self, networks: Networks, assembly: Assembly, name: str, values: Values) -> Array:
         network, factor = networks[str(assembly.factor.network)], assembly.factor
         scan = self.graph.sites[factor.latents[0]].scan
-        assert scan is not None
+        assert scan is not None and isinstance(network, ConditionalMADE)
         length, sizes = assembly.copies[0], assembly.copies[1:]
 
         def one(*plates: Array) -> Array:

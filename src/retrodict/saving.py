@@ -234,9 +234,7 @@ def _leaves(network: Network) -> dict[str, np.ndarray[Any, Any]]:
     return {jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in found}
 
 
-def _filled(
-    network: Network, arrays: Mapping[str, np.ndarray[Any, Any]], path: Any
-) -> Network:
+def _filled(network: Network, arrays: Mapping[str, np.ndarray[Any, Any]], path: Any) -> Network:
     """The network with the weights of the file."""
     blank, rest = eqx.partition(network, eqx.is_array)
     places, tree = jax.tree_util.tree_flatten_with_path(blank)

@@ -68,7 +68,8 @@ class Waves(NamedTuple):
     @property
     def places(self) -> Int[np.ndarray, " waves"]:
         """The frequencies, in units of the spacing, in their order."""
-        return np.add.outer(*self.parts).ravel()
+        found: np.ndarray = np.add.outer(*self.parts).ravel()
+        return found
 
     @property
     def frequencies(self) -> Float[np.ndarray, " waves"]:
@@ -77,7 +78,7 @@ class Waves(NamedTuple):
 
 
 def _even_first(digits: int) -> Int[np.ndarray, " numbers"]:
-    """Numbers of so many binary digits; among the first 2ᵏ are the multiples of the largest step."""
+    """Numbers of so many binary digits, the first 2ᵏ of which are as far apart as can be."""
     found = np.zeros(1, int)
     for digit in reversed(range(digits)):
         found = np.concatenate([found, found + 2**digit])
@@ -248,8 +249,9 @@ def learn(
     # from each pattern to the next, as far as they are passed
     turns = [jnp.diff(part, axis=1) for part in block.turns.first(number)]
     sums = jnp.diff(_bare(block.sums), axis=0)[None]
-    bits = along_first(np.diff(patterns(block.bits), axis=0).T.ravel(), sums[0])
-    bits = jnp.broadcast_to(bits.reshape(block.bits, *sums.shape[1:2], *bits.shape[1:]), (block.bits, *sums.shape[1:]))
+    own = np.diff(patterns(block.bits), axis=0).T
+    own = own.reshape(*own.shape, *(1 for _ in sums.shape[2:]))
+    bits = jnp.broadcast_to(jnp.asarray(own, sums.dtype), (block.bits, *sums.shape[1:]))
     moved = _product(jnp.concatenate([bits, sums, *turns]), passed)
     found, unset = moved[: block.bits], left.unset - moved[block.bits]
     if not number:
@@ -263,8 +265,8 @@ def passed_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "others *rows"]:
     """What `learn` asks for, of bits that are known."""
     number = bits.shape[0]
     place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
-    places = along_first(np.arange(2**number - 1), bits)
-    return (places < place).astype(bits.dtype)
+    passed: Array = jnp.less(along_first(np.arange(2**number - 1), bits), place)
+    return passed.astype(bits.dtype)
 
 
 def _bare(sums: Array) -> Array:
