@@ -128,6 +128,17 @@ def test_draws_have_the_density_they_say(exact):
     np.testing.assert_allclose(log_q, again, atol=2e-3)
 
 
+@pytest.mark.parametrize("y", [-1e15, 300.0, 1e15])
+def test_bits_are_drawn_whatever_is_observed(y):
+    """Even where everything is as good as impossible, there are draws, and they have a density."""
+    effects, chances, _ = random_sum(4)
+    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
+    net = Exact.of(BitSums(tuple(range(NUMBER)), waves_of(effects, chances), BITS), latents)
+    expected = expected_of(effects, chances, y)
+    x, log_q = jax.vmap(lambda n: net.draw(expected, n))(net.noise(zoo.key(0), (50,)))
+    assert np.isfinite(log_q).all() and set(np.unique(x["x"])) <= {0, 1}
+
+
 def test_effects_may_differ_from_row_to_row():
     effects, chances, y = random_sum(6)
     waves, cut = waves_of(effects, chances), spans(NUMBER, BITS)

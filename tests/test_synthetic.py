@@ -28,7 +28,7 @@ def go_on():
 def simulators(model, observed, copies=4, **kwargs):
     """A simulator for each network, by the first site it draws."""
     graph = trace(model, observed, model_kwargs=kwargs)
-    proposal = Proposal.of(invert(graph, "faithful"))
+    proposal = Proposal.of(invert(graph, "faithful"), exact=False)
     draws = joint_draws(graph)
     return {
         assemblies[0].factor.latents[0]: Simulator(
