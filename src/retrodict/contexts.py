@@ -17,6 +17,7 @@ from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
 from retrodict.conditionals import Conditional, find_conditional
+from retrodict.coordinates import widened
 from retrodict.draws import Draws
 from retrodict.expectations import Facts, Guide
 from retrodict.factors import Factor, Input
@@ -255,7 +256,8 @@ def _site_leaves(graph: Graph, factor: Factor, seen: Input) -> list[Leaf]:
             reverse = graph.reversed_scans[series]
             picks[axis] = Whole(group, 0 if onward else None, reverse)
     if not site.time:
-        return [Leaf(seen.label, site.name, site.support, site.shape, picks)]
+        support = widened(site.support, site.shape, picks)
+        return [Leaf(seen.label, site.name, support, site.shape, picks)]
     return _step_leaves(graph, factor, seen, picks)
 
 
@@ -273,7 +275,9 @@ def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pic
     assert site.scan is not None
 
     def leaf(label: str, pick: Pick) -> Leaf:
-        return Leaf(label, site.name, site.support, site.shape, {0: pick, **picks})
+        looked_at = {0: pick, **picks}
+        support = widened(site.support, site.shape, looked_at)
+        return Leaf(label, site.name, support, site.shape, looked_at)
 
     series = Group(f"time {site.scan}", ordered=True)
     if seen.steps is None:

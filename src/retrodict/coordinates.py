@@ -8,7 +8,7 @@ interval. The sampler applies the second while it draws, so that the density it 
 the value it returns, as rounded to the float it is returned in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -160,6 +160,25 @@ def spread(name: str, bound: Any, shape: tuple[int, ...]) -> np.ndarray:
             f"Site '{name}': a bound of its support has shape {np.shape(bound)}, which does not "
             f"broadcast to the shape {shape} of a draw. Give the bound one entry for each."
         ) from None
+
+
+def widened(support: Support, shape: tuple[int, ...], axes: Collection[int]) -> Support:
+    """The support that elements along some axes of a value have in common.
+
+    Their bounds may differ, as the numbers of trials of binomials do that stand in a plate; what
+    looks at an element without knowing which takes the widest.
+    """
+    base = base_support(support)
+    sides = [side for side in ("lower_bound", "upper_bound") if hasattr(base, side)]
+    if all(np.ndim(getattr(base, side)) == 0 for side in sides) or base.event_dim:
+        return support
+    bounds = []
+    for side in sides:
+        whole = np.broadcast_to(np.asarray(getattr(base, side)), shape)
+        widest = np.min if side == "lower_bound" else np.max
+        bounds.append(widest(whole, axis=tuple(axes), keepdims=False))
+    found: Support = type(base)(*bounds)
+    return found
 
 
 def _table(
