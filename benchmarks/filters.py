@@ -1,4 +1,4 @@
-"""Models with time in; bootstrap and learned filters that run by seed, ours and the peers', out.
+"""Models with time in; bootstrap and compiled filters that run by seed, ours and the peers', out.
 
 For `benchmarks.filtering`: a scalar linear-Gaussian model and the paper's factorial HMM, each with
 a series and the exact log evidence. A run gives the seconds it took and its log evidence.
@@ -133,7 +133,7 @@ def bootstrap(problem: Problem) -> Proposal:
 
 
 def compiled_for(problem: Problem, seconds: float, **options: Any) -> Any:
-    """The learned filter."""
+    """The filter that is compiled."""
     report.note(f"compiling {problem.model.__name__} for {seconds:.0f} s")
     training = {"max_steps": 1_000_000, **options.pop("training", {})}
     begun = time.perf_counter()

@@ -164,13 +164,16 @@ def events():
     numpyro.sample("y", dist.Poisson(x * jnp.array([1.0, 2.0])).to_event(1))
 
 
+TRIALS = np.array([12, 7, 30])
+
+
 def coins(n=3):
     """Shares of their own, of two more that are not known."""
     a = numpyro.sample("a", dist.HalfNormal(3.0))
     b = numpyro.sample("b", dist.HalfNormal(3.0))
     with numpyro.plate("n", n):
         p = numpyro.sample("p", dist.Beta(0.5 + a, 0.5 + b))
-        numpyro.sample("y", dist.Binomial(12, p))
+        numpyro.sample("y", dist.Binomial(TRIALS, p))
 
 
 def labels(n=5):
@@ -235,6 +238,20 @@ def test_conjugate_answers_come_without_training(tmp_path):
     np.testing.assert_array_equal(same.samples["tau"], found.samples["tau"])
     six = compiled.infer(zoo.key(1), {"y": np.ones(6)}, 2000, model_kwargs={"n": 6})
     assert abs(six.mean("tau") - 5 / 6) < 0.05
+
+
+def test_elements_may_have_bounds_of_their_own():
+    """Trials that differ from coin to coin: the evidence is that of the beta-binomial."""
+    y = np.array([3, 5, 9])
+    found = quietly(coins, ("y",)).infer(zoo.key(1), {"y": y}, 4000)
+    grid = np.linspace(0.005, 15, 600)
+    prior = stats.halfnorm(scale=3.0).pdf(grid)
+    a, b = np.meshgrid(grid, grid, indexing="ij")
+    whole = np.outer(prior, prior)
+    for n, k in zip(TRIALS, y, strict=True):
+        whole = whole * stats.betabinom(n, 0.5 + a, 0.5 + b).pmf(k)
+    wanted = np.log(np.trapezoid(np.trapezoid(whole, grid), grid))
+    assert abs(found.log_evidence - wanted) < 4.5 * found.log_evidence_se + 2e-3
 
 
 def test_hidden_units_that_are_asked_for_are_built():
