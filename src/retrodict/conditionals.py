@@ -132,7 +132,7 @@ def by_name(name: str, latents: tuple[Latent, ...]) -> Family | None:
 
 
 def find_conditional(blank: Guide, draws: Draws, *, known: bool = False) -> Conditional | None:
-    """The conditional of a factor, if it is closed and of a family; arguments are `find_guide`'s."""
+    """The conditional of a factor, if it is closed and of a family; called as `find_guide` is."""
     children = children_of(blank.graph, blank.factor, blank.scan)
     if not _is_closed(blank, {child.name for child in children}):
         return None
