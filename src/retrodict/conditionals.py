@@ -29,8 +29,9 @@ from retrodict.views import Values
 from retrodict.weights import ess
 from retrodict.xla import run_once
 
-# More states than this are not looked at one by one, and a covariance has no more rows than this.
-MOST_STATES, MOST_NORMAL = 64, 8
+# More states than this are not looked at one by one, for once or for every particle; and a
+# covariance has no more rows than this.
+MOST_STATES, MOST_STATES_EACH, MOST_NORMAL = 1024, 64, 8
 # Densities that are worked out for one copy and particle; a network costs about as much.
 MOST_WORK = 1024
 # Draws that are weighed for each of the draws from the prior, and what part of them is to be
@@ -175,8 +176,9 @@ def _is_worthwhile(guide: Guide, family: Family) -> bool:
     """Whether a family's parameters are not too dear for every particle; else, for once."""
     entries = guide.observations + len(guide.facts.order)
     latent = [name for name in guide.factor.context if not guide.graph.sites[name].observed]
-    alone = not latent and guide.scan is None
-    return family.evaluations * entries <= MOST_WORK * (64 if alone else 1)
+    if not latent and guide.scan is None:
+        return family.evaluations * entries <= 64 * MOST_WORK
+    return family.evaluations <= MOST_STATES_EACH and family.evaluations * entries <= MOST_WORK
 
 
 def _places(guide: Guide, draws: Mapping[str, Array]) -> tuple[float, ...]:
