@@ -37,6 +37,8 @@ MOST_WORK = 1024
 # Draws that are weighed for each of the draws from the prior, and what part of them is to be
 # effective for all but a few of those.
 WEIGHED, EFFECTIVE, EXCEPTIONS = 32, 0.97, 0.02
+# Densities worked out at a time.
+AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,9 @@ def _is_exact(conditional: Conditional, draws: Mapping[str, Array]) -> bool:
 
         return ess(jax.vmap(one)(noise)) / WEIGHED
 
-    number = jax.tree.leaves(draws)[0].shape[0]
-    found = np.asarray(run_once(jax.vmap(weighed), dict(draws), jnp.arange(number)))
+    # to ask for one copy's density is to work out all; of large plates a few draws will do
+    entries = int(np.prod(guide.copies)) * (guide.observations + len(guide.facts.order))
+    number = min(jax.tree.leaves(draws)[0].shape[0], max(8, AT_ONCE // (WEIGHED * entries)))
+    few = {name: value[:number] for name, value in draws.items()}
+    found = np.asarray(run_once(jax.vmap(weighed), few, jnp.arange(number)))
     return bool(np.quantile(found, EXCEPTIONS) > EFFECTIVE)
