@@ -23,6 +23,8 @@ RUNS, PARTICLES = 200, 400
 # Many orders of magnitude, and an exact answer that takes long to work out, of which `rates` is a
 # tame form; and a series that is read to its end at every step, which takes long to compile.
 LONG = ("pumps", "look-ahead")
+# Other methods are tried on the same model, and this one on others.
+LONG_RUNS = (("hierarchy", "smc"),)
 
 
 def group(name):
@@ -39,7 +41,10 @@ def runs():
     """Every model with every method that is tested on it."""
     return [
         pytest.param(
-            name, method, marks=[group(name), *slow_if(name in LONG)], id=f"{name}-{method}"
+            name,
+            method,
+            marks=[group(name), *slow_if(name in LONG or (name, method) in LONG_RUNS)],
+            id=f"{name}-{method}",
         )
         for name, oracle in ORACLES.items()
         for method in oracle.methods

@@ -17,7 +17,8 @@ import retrodict as rd
 import zoo
 from retrodict.conditionals import Conditional
 from retrodict.exact import Exact
-from retrodict.families import Beta, BetaParameters, Finite, Gamma, GammaParameters, Normal
+from retrodict.families import Finite, Normal
+from retrodict.likenesses import Beta, BetaParameters, Gamma, GammaParameters
 from retrodict.networks import EXPECTED, ConditionalMADE, Latent, learns
 from retrodict.proposal import Proposal
 

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 
 import retrodict as rd
 import zoo
-from retrodict import families, guides, spectra
+from retrodict import conditionals, guides, spectra
 from retrodict.exact import Exact
 from retrodict.families import BitSums
 from retrodict.guides import BITS, Expected
@@ -208,7 +208,7 @@ def devices(noise="normal"):
 )
 def test_whether_the_picture_is_exact_is_found_out(noise, exact, monkeypatch):
     # seven bits have few states, which would be looked at one by one
-    monkeypatch.setattr(families, "MOST_STATES", 4)
+    monkeypatch.setattr(conditionals, "MOST_STATES", 4)
     proposal = Proposal.of(rd.invert(rd.trace(devices, ("y",), model_args=(noise,))))
     (assembly,) = proposal.assemblies.values()
     assert assembly.guide.waves.exact == exact
@@ -216,7 +216,7 @@ def test_whether_the_picture_is_exact_is_found_out(noise, exact, monkeypatch):
 
 
 def test_an_exact_picture_needs_no_training_and_gives_the_posterior(tmp_path, monkeypatch):
-    monkeypatch.setattr(families, "MOST_STATES", 4)
+    monkeypatch.setattr(conditionals, "MOST_STATES", 4)
     training = rd.Training(max_steps=50, dataset_size=512, heldout_size=128)
     compiled = rd.compile(zoo.key(0), devices, ("y",), training=training, progress_bar=False)
     (history,) = compiled.history.networks.values()

@@ -17,23 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from retrodict.coordinates import Latent, table
+from retrodict.coordinates import Latent, blocks, table
+from retrodict.curves import ABOVE, BETWEEN, IDENTITY
 from retrodict.draws import Draws
 from retrodict.exact import Exact
 from retrodict.expectations import Child, Evaluate, Facts, Guide
-from retrodict.factors import Factor
-from retrodict.families import Family, Target, by_name, candidates
-from retrodict.graph import Graph
-from retrodict.guiding import carries_keys, children_of, given, happens_now, reference_draws
+from retrodict.families import Family, Finite, Normal, Target
+from retrodict.guiding import children_of, given, happens_now, reference_draws
+from retrodict.likenesses import Beta, Gamma
 from retrodict.views import Values
 from retrodict.weights import ess
 from retrodict.xla import run_once
 
+# More states than this are not looked at one by one, for once or for every particle; and a
+# covariance has no more rows than this.
+MOST_STATES, MOST_STATES_EACH, MOST_NORMAL = 1024, 64, 8
 # Densities that are worked out for one copy and particle; a network costs about as much.
 MOST_WORK = 1024
 # Draws that are weighed for each of the draws from the prior, and what part of them is to be
 # effective for all but a few of those.
 WEIGHED, EFFECTIVE, EXCEPTIONS = 32, 0.97, 0.02
+# Densities worked out at a time.
+AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -106,57 +111,54 @@ class Conditional:
         return found
 
 
-def find_conditional(
-    graph: Graph,
-    factor: Factor,
-    latents: tuple[Latent, ...],
-    own_axes: tuple[tuple[int, ...], ...],
-    scan: int | None,
-    draws: Draws,
-    facts: Facts | None = None,
-) -> Conditional | None:
-    """The conditional of a factor, if it is closed and of a family that is known; see `find_guide`.
+def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:
+    """Families whose support is that of the latents."""
+    kinds = {block.family for block in blocks(latents)}
+    c = table(latents)
+    if kinds <= {"bernoulli", "categorical"}:
+        sizes = tuple(int(upper) + 1 for upper in c.upper)
+        return (Finite(sizes),) if np.prod(sizes, dtype=float) <= MOST_STATES else ()
+    if kinds != {"mixture"} or not all(block.elementwise for block in blocks(latents)):
+        return ()
+    if np.all(c.curve == IDENTITY) and c.curve.size <= MOST_NORMAL:
+        return (Normal(),)
+    if c.curve.size == 1 and c.curve[0] == ABOVE:
+        return (Gamma(), Gamma(inverse=True))
+    if c.curve.size == 1 and c.curve[0] == BETWEEN and (c.lower[0], c.upper[0]) == (0, 1):
+        return (Beta(),)
+    return ()
 
-    Args:
-        graph: the model's.
-        factor: one of its inverse.
-        latents: what it draws.
-        own_axes: for each latent, the axes of its array that the factor's copies run along.
-        scan: the scan along which the factor is drawn, if any.
-        draws: joint draws of the model.
-        facts: found before, if they were.
-    """
-    if factor.time and scan is None:
+
+def by_name(name: str, latents: tuple[Latent, ...]) -> Family | None:
+    """The family of a name that `candidates` gave, if it still suits the latents."""
+    return next((family for family in candidates(latents) if family.name == name), None)
+
+
+def find_conditional(blank: Guide, draws: Draws, *, known: bool = False) -> Conditional | None:
+    """The conditional of a factor, if it is closed and of a family; called as `find_guide` is."""
+    children = children_of(blank.graph, blank.factor, blank.scan)
+    if not _is_closed(blank, {child.name for child in children}):
         return None
-    if scan is not None:
-        if carries_keys(graph, scan):
-            return None
-        own_axes = tuple(tuple(axis - 1 for axis in axes[1:]) for axes in own_axes)
-    children = children_of(graph, factor, scan)
-    if not _is_closed(graph, factor, scan, {child.name for child in children}):
-        return None
-    copies = tuple(graph.plates[plate] for plate in factor.plates)
-    order = tuple(range(table(latents).lower.size))
-    blank = facts or Facts(order, tuple(child.name for child in children), (), ())
-    guide = Guide(graph, factor, latents, own_axes, copies, scan, children, blank)
-    if facts is not None:
-        family = by_name(facts.family[0], latents)
+    guide = replace(blank, children=children)
+    if known:
+        family = by_name(blank.facts.family[0], blank.latents)
         return None if family is None else Conditional(guide, family)
-    possible = [f for f in candidates(latents) if _is_worthwhile(guide, f)]
+    possible = [family for family in candidates(blank.latents) if _is_worthwhile(guide, family)]
     if not possible:
         return None
     seen = reference_draws(guide, draws)
-    start = _places(guide, seen)
+    names, start = tuple(child.name for child in children), _places(guide, seen)
     for family in possible:
-        facts = blank._replace(centre=start, variance=start, family=(family.name,))
+        facts = Facts(blank.facts.order, names, start, start, family=(family.name,))
         found = Conditional(replace(guide, facts=facts), family)
         if not family.wide or _is_exact(found, seen):
             return found
     return None
 
 
-def _is_closed(graph: Graph, factor: Factor, scan: int | None, known: set[str]) -> bool:
+def _is_closed(guide: Guide, known: set[str]) -> bool:
     """Whether every density that the latents have a part in can be worked out."""
+    graph, factor, scan = guide.graph, guide.factor, guide.scan
     for name, site in graph.sites.items():
         parents = graph.parents(name).values()
         if name in factor.latents:
@@ -176,8 +178,9 @@ def _is_worthwhile(guide: Guide, family: Family) -> bool:
     """Whether a family's parameters are not too dear for every particle; else, for once."""
     entries = guide.observations + len(guide.facts.order)
     latent = [name for name in guide.factor.context if not guide.graph.sites[name].observed]
-    alone = not latent and guide.scan is None
-    return family.evaluations * entries <= MOST_WORK * (64 if alone else 1)
+    if not latent and guide.scan is None:
+        return family.evaluations * entries <= 64 * MOST_WORK
+    return family.evaluations <= MOST_STATES_EACH and family.evaluations * entries <= MOST_WORK
 
 
 def _places(guide: Guide, draws: Mapping[str, Array]) -> tuple[float, ...]:
@@ -221,6 +224,9 @@ def _is_exact(conditional: Conditional, draws: Mapping[str, Array]) -> bool:
 
         return ess(jax.vmap(one)(noise)) / WEIGHED
 
-    number = jax.tree.leaves(draws)[0].shape[0]
-    found = np.asarray(run_once(jax.vmap(weighed), dict(draws), jnp.arange(number)))
+    # to ask for one copy's density is to work out all; of large plates a few draws will do
+    entries = int(np.prod(guide.copies)) * (guide.observations + len(guide.facts.order))
+    number = min(jax.tree.leaves(draws)[0].shape[0], max(8, AT_ONCE // (WEIGHED * entries)))
+    few = {name: value[:number] for name, value in draws.items()}
+    found = np.asarray(run_once(jax.vmap(weighed), few, jnp.arange(number)))
     return bool(np.quantile(found, EXCEPTIONS) > EFFECTIVE)

@@ -24,7 +24,7 @@ from retrodict.factors import Factor, Input
 from retrodict.families import BitSums, Family
 from retrodict.graph import Graph, Site
 from retrodict.guides import BITS
-from retrodict.guiding import find_guide
+from retrodict.guiding import blank_guide, find_guide
 from retrodict.meets import NO_AXIS, SAME, Constraint, Table
 from retrodict.networks import EXPECTED, Guided, Latent, Series, Set, Value
 from retrodict.relations import Table as IndexTable
@@ -180,19 +180,22 @@ def assemble(
     made = Assembly(factor, copies, tuple(latents), tuple(map(_spec, tree)), tuple(own_axes), tree)
     if draws is None:
         return made
-    scan = follows_time(graph, factor)
-    closed = exact and not made.series
-    if facts is not None:
-        closed = bool(facts.family) and not facts.waves
-    if closed:
-        found = find_conditional(graph, factor, made.latents, made.own_axes, scan, draws, facts)
-        if found is not None:
-            return replace(made, guide=found, inputs=(), tree=())
-    guide = find_guide(graph, factor, made.latents, made.own_axes, scan, draws, facts)
-    if facts is None and exact and guide is not None and guide.waves and guide.waves.exact:
+    scan, known = follows_time(graph, factor), facts is not None
+    blank = blank_guide(graph, factor, made.latents, made.own_axes, scan, facts)
+    if blank is None:
+        return made
+    # bits that add up have a guide, and a family all the same
+    closed = exact and not made.series if facts is None else facts.family and not facts.waves
+    if closed and (found := find_conditional(blank, draws, known=known)) is not None:
+        return replace(made, guide=found, inputs=(), tree=())
+    guide = find_guide(blank, draws, known=known)
+    if guide is None:
+        return made
+    if exact and not known and guide.waves is not None and guide.waves.exact:
         guide = replace(guide, facts=guide.facts._replace(family=("sum of bits",)))
-    made = replace(made, guide=guide)
-    return replace(made, inputs=(), tree=()) if guide is not None and guide.facts.family else made
+    if guide.facts.family:
+        return replace(made, guide=guide, inputs=(), tree=())
+    return replace(made, guide=guide)
 
 
 def _own_axes(site: Site, factor: Factor) -> tuple[int, ...]:

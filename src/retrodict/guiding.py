@@ -38,16 +38,15 @@ MOST_BITS = 60
 ALIKE = 3e-3
 
 
-def find_guide(
+def blank_guide(
     graph: Graph,
     factor: Factor,
     latents: tuple[Latent, ...],
     own_axes: tuple[tuple[int, ...], ...],
     scan: int | None,
-    draws: Draws,
     facts: Facts | None = None,
 ) -> Guide | None:
-    """The guide of a factor, or none if there is nothing to be expected.
+    """A guide that knows of no children yet; none where the model cannot be asked copy by copy.
 
     Args:
         graph: the model's.
@@ -55,26 +54,37 @@ def find_guide(
         latents: what its network draws.
         own_axes: for each latent, the axes of its array that the factor's copies run along.
         scan: the scan along which the factor is drawn, if any.
-        draws: joint draws of the model.
-        facts: found before, if they were; nothing is simulated then, as long as they are of the
-            model with the same arguments.
+        facts: found before, if they were.
     """
-    if not _are_numbers(latents) or (factor.time and scan is None):
+    if factor.time and scan is None:
         return None
     if scan is not None:
-        if carries_keys(graph, scan):
+        if _carries_keys(graph, scan):
             return None
         own_axes = tuple(tuple(axis - 1 for axis in axes[1:]) for axes in own_axes)
     copies = tuple(graph.plates[plate] for plate in factor.plates)
     number = sum(block.size for block in blocks(latents))
     unknown = (float("nan"),) * number
     blank = facts or Facts(tuple(range(number)), (), unknown, unknown)
-    guide = Guide(graph, factor, latents, own_axes, copies, scan, (), blank)
-    candidates = children_of(graph, factor, scan)
-    if facts is not None:
-        chosen = tuple(child for child in candidates if child.name in facts.children)
-        return _with_slope(replace(guide, children=chosen), draws)
-    return _with_facts(guide, candidates, draws)
+    return Guide(graph, factor, latents, own_axes, copies, scan, (), blank)
+
+
+def find_guide(blank: Guide, draws: Draws, *, known: bool = False) -> Guide | None:
+    """The guide of a factor, or none if there is nothing to be expected.
+
+    Args:
+        blank: from `blank_guide`.
+        draws: joint draws of the model.
+        known: whether it has facts that were found before; nothing is simulated then, as long as
+            they are of the model with the same arguments.
+    """
+    if not _are_numbers(blank.latents):
+        return None
+    candidates = children_of(blank.graph, blank.factor, blank.scan)
+    if known:
+        chosen = tuple(child for child in candidates if child.name in blank.facts.children)
+        return _with_slope(replace(blank, children=chosen), draws)
+    return _with_facts(blank, candidates, draws)
 
 
 def _are_numbers(latents: tuple[Latent, ...]) -> bool:
@@ -82,7 +92,7 @@ def _are_numbers(latents: tuple[Latent, ...]) -> bool:
     return simple and table(latents).lower.size <= MOST_COORDINATES
 
 
-def carries_keys(graph: Graph, scan: int) -> bool:
+def _carries_keys(graph: Graph, scan: int) -> bool:
     """Whether random keys go from step to step, of which nothing can be expected."""
     outer = {n: s for n, s in graph.sites.items() if s.scan != scan}
     shapes = {n: jax.ShapeDtypeStruct(s.shape, s.dtype) for n, s in outer.items()}  # type: ignore[no-untyped-call]
