@@ -24,7 +24,7 @@ RUNS, PARTICLES = 200, 400
 # tame form; and a series that is read to its end at every step, which takes long to compile.
 LONG = ("pumps", "look-ahead")
 # Other methods are tried on the same model, and this one on others.
-LONG_RUNS = (("hierarchy", "smc"),)
+LONG_RUNS = (("hierarchy", "smc"), ("rates", "importance"))
 
 
 def group(name):

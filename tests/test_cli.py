@@ -337,6 +337,7 @@ def test_the_model_is_found_beside_the_artefact(folder, tmp_path, monkeypatch, c
     assert status < 2 and "the model is ../model.py:normal" in err
 
 
+@pytest.mark.slow
 def test_the_model_is_found_in_a_package(folder, tmp_path, monkeypatch, capsys):
     """A module with relative imports is imported as one, from where its package is."""
     package = tmp_path / "src" / "plant"

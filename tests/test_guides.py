@@ -318,7 +318,8 @@ LATENTS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=slow_if(k in ("many bits", "one bit more"))) for k in LATENTS]
+    "kind",
+    [pytest.param(k, marks=slow_if(k in ("many bits", "one bit more", "mixed"))) for k in LATENTS],
 )
 def test_draws_of_a_guided_network_have_the_density_they_say(kind):
     latents, channels = LATENTS[kind]

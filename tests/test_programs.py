@@ -77,6 +77,7 @@ print(jax.jit(lambda x: jnp.sort(jnp.sin(x)) @ x)(jnp.arange(4.0)))
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_them(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
 
