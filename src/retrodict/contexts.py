@@ -192,7 +192,7 @@ def assemble(
     if guide is None:
         return made
     if exact and not known and guide.waves is not None and guide.waves.exact:
-        guide = replace(guide, facts=guide.facts._replace(family=("sum of bits",)))
+        guide = replace(guide, facts=guide.facts._replace(family=(BitSums.name,)))
     if guide.facts.family:
         return replace(made, guide=guide, inputs=(), tree=())
     return replace(made, guide=guide)
