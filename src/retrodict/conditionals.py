@@ -185,7 +185,7 @@ def _is_worthwhile(guide: Guide, family: Family) -> bool:
 
 def _places(guide: Guide, draws: Mapping[str, Array]) -> tuple[float, ...]:
     """Where to look: what is usual of each coordinate, as far as it counts from its lower end."""
-    rows = np.asarray(jax.vmap(guide.rows_of)(_own(guide, draws)))
+    rows = np.asarray(run_once(jax.vmap(guide.rows_of), _own(guide, draws)))
     flat = rows.reshape(-1, rows.shape[-1]) - table(guide.latents).lower
     flat = np.where(np.isfinite(flat), flat, np.nan)
     # zero is no place to look at where it is the end of the support
@@ -196,8 +196,8 @@ def _places(guide: Guide, draws: Mapping[str, Array]) -> tuple[float, ...]:
 
 def _own(guide: Guide, draws: Mapping[str, Array]) -> dict[str, Array]:
     """The latents' values, of one step if there are steps."""
-    step = (slice(None), -1) if guide.scan is not None else slice(None)
-    return {name: draws[name][step] for name in guide.factor.latents}
+    own = {name: draws[name] for name in guide.factor.latents}
+    return own if guide.scan is None else {name: array[:, -1] for name, array in own.items()}
 
 
 def _is_exact(conditional: Conditional, draws: Mapping[str, Array]) -> bool:
@@ -228,5 +228,5 @@ def _is_exact(conditional: Conditional, draws: Mapping[str, Array]) -> bool:
     entries = int(np.prod(guide.copies)) * (guide.observations + len(guide.facts.order))
     number = min(jax.tree.leaves(draws)[0].shape[0], max(8, AT_ONCE // (WEIGHED * entries)))
     few = {name: value[:number] for name, value in draws.items()}
-    found = np.asarray(run_once(jax.vmap(weighed), few, jnp.arange(number)))
+    found = np.asarray(run_once(jax.vmap(weighed), few, np.arange(number)))
     return bool(np.quantile(found, EXCEPTIONS) > EFFECTIVE)

@@ -86,6 +86,18 @@ def joint_draws(graph: Graph) -> Draws:
     return Compiled(jax.vmap(draw), QUICKLY)
 
 
+def generator(rng_key: PRNGKeyArray) -> np.random.Generator:
+    """NumPy's generator from a key: JAX compiles a program for every shape that it splits into."""
+    return np.random.default_rng(np.ravel(np.asarray(jax.random.key_data(rng_key))))
+
+
+def fresh_keys(rng: np.random.Generator, number: int, like: PRNGKeyArray) -> PRNGKeyArray:
+    """So many random keys, of the kind of another."""
+    shape = (number, *jax.random.key_data(like).shape)
+    words = rng.integers(0, 2**32, shape, np.uint32)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+
+
 def at_once(each: int) -> int:
     """How many draws of so many bytes are made at a time."""
     return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))

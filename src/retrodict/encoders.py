@@ -258,11 +258,12 @@ def encode_input(encoder: Encoder, value: "Array | Context") -> Float[Array, " f
 def _fit_plate(plate: Plate, context: Context, there: Array | None) -> Plate:
     parts = parts_of(plate.spec, context)
     shape = _leading(plate, context)
-    here = jnp.broadcast_to(jnp.asarray(context.get("mask", True)), shape)
+    # by NumPy: JAX would compile a program for every operation
+    here = np.broadcast_to(np.asarray(context.get("mask", True)), shape)
     if there is not None:
-        here &= there[..., None]
-    number = jnp.maximum(here.sum(-1), 1).astype(float)
-    count = Scaling.fit(jnp.log(number).reshape(-1, 1), None if there is None else there.ravel())
+        here = here & np.asarray(there)[..., None]
+    number = np.log(np.maximum(here.sum(-1), 1))
+    count = Scaling.fit(number.reshape(-1, 1), None if there is None else np.ravel(there))
     elements = tuple(fit_encoder(e, p, here) for e, p in zip(plate.elements, parts, strict=True))
     fitted: Plate = eqx.tree_at(lambda m: (m.elements, m.count), plate, (elements, count))
     return fitted

@@ -16,6 +16,7 @@ from retrodict.encoders import Context
 from retrodict.families import Chance, Family
 from retrodict.features import Scaling
 from retrodict.rows import by_rows, total
+from retrodict.xla import run_once
 
 EXPECTED = "expected"
 
@@ -89,10 +90,13 @@ class Exact(eqx.Module):
 
     def fit_scalings(self, contexts: Context, xs: Mapping[str, Array]) -> "Exact":
         """Centres and scales of the latents, from a batch of synthetic draws."""
-        rows = jax.vmap(self.row)(dict(xs))
-        if self.family.wide:
-            z, _ = unconstrain(rows, self._constants(), self._curves)
-            rows = z
+        if not self.share:
+            return self  # nothing is scaled
+
+        def on_the_line(x: Values) -> Float[Array, " coordinates"]:
+            return unconstrain(self.row(x), self._constants(), self._curves)[0]
+
+        rows = run_once(jax.vmap(on_the_line), dict(xs))
         fitted: Exact = eqx.tree_at(lambda m: m.scaling, self, Scaling.fit(rows))
         return fitted
 

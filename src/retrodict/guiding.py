@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.coordinates import Latent, blocks, table
-from retrodict.draws import Draws, usual_number
+from retrodict.draws import Draws, fresh_keys, usual_number
 from retrodict.expectations import Child, Facts, Guide, Pieces
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
@@ -228,7 +228,7 @@ def reference_draws(guide: Guide, draws: Draws) -> dict[str, Array]:
     They are always the same, as the same model must have the same guide.
     """
     graph, names = guide.graph, guide.looked_at
-    keys = jax.random.split(jax.random.key(0), usual_number(graph))
+    keys = fresh_keys(np.random.default_rng(0), usual_number(graph), jax.random.key(0))
     if guide.scan is None and 2 * max(map(list(graph.sites).index, names)) < len(graph.sites):
         # all draws share a program, which is long to compile where little of it is needed
 
@@ -239,7 +239,10 @@ def reference_draws(guide: Guide, draws: Draws) -> dict[str, Array]:
         return found
     made, faults = draws(keys)
     order = np.argsort(np.asarray(faults) != 0, kind="stable")[:REFERENCES]
-    few: dict[str, Array] = jax.tree.map(lambda leaf: leaf[order], made)
+    # in one program, where each would be several otherwise
+    few: dict[str, Array] = run_once(
+        lambda made, order: jax.tree.map(lambda leaf: leaf[order], made), made, order
+    )
     return few
 
 
@@ -356,7 +359,7 @@ def _information(guide: Guide, draws: Mapping[str, Array]) -> _Told:
         return gain * found.variance, found, surprise
 
     number = jax.tree.leaves(draws)[0].shape[0]
-    gains, found, surprise = run_once(jax.vmap(told), draws, jnp.arange(number))
+    gains, found, surprise = run_once(jax.vmap(told), draws, np.arange(number))
     gains, slopes = np.asarray(gains, float), np.asarray(found.slope, float)
     with np.errstate(invalid="ignore"):
         gains = np.where(np.isfinite(gains), gains, np.nan)

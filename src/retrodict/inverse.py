@@ -219,8 +219,6 @@ def _loop_steps(graph: Graph) -> dict[str, int]:
     A loop is one in time if some site depends on one of another number, in the same way at more
     than one step; sites of the same number that it is tied to belong to the same series.
     """
-    import networkx as nx  # slow to import
-
     family = {name: s.family for name, s in graph.sites.items() if s.family is not None}
     tied = [(e.parent, e.child) for e in graph.edges if e.parent in family and e.child in family]
     lagged: dict[str, set[str]] = {}
@@ -228,12 +226,13 @@ def _loop_steps(graph: Graph) -> dict[str, int]:
         if family[parent][1] != family[child][1]:
             lagged.setdefault(graph.codes[child], set()).add(child)
     bases = {family[n][0] for names in lagged.values() if len(names) > 1 for n in names}
-    same_step: nx.Graph[str] = nx.Graph()
-    same_step.add_nodes_from(bases)
-    same_step.add_edges_from(
+    same_step = {
         (family[parent][0], family[child][0])
         for parent, child in tied
         if family[parent][1] == family[child][1]
-    )
-    series = {other for base in bases for other in nx.node_connected_component(same_step, base)}
+    }
+    series, before = bases, set[str]()
+    while series != before:
+        before = series
+        series = series.union(*(tie for tie in same_step if not series.isdisjoint(tie)))
     return {name: number for name, (base, number) in family.items() if base in series}

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from retrodict.contexts import Assembly
-from retrodict.draws import CHUNK, REASONS, Draws, at_once
+from retrodict.draws import CHUNK, REASONS, Draws, at_once, fresh_keys, generator
 from retrodict.errors import UnsupportedModel
 from retrodict.graph import Graph
 from retrodict.xla import QUICKLY, Compiled, shaped
@@ -60,6 +60,18 @@ class Rejected:
         """The sites at fault, the worst first."""
         worst = self.dropped.most_common(3)
         return "; ".join(f"'{s}': {r} ({n} of {self.simulated})" for (s, r), n in worst)
+
+
+class _Choice(NamedTuple):
+    """What is used of draws.
+
+    Attributes:
+        copies: by assembly, which of its copies.
+        kept: which of the rows that these make, if not all.
+    """
+
+    copies: tuple[Int[np.ndarray, "draws count"], ...]
+    kept: Int[np.ndarray, "draws rows"] | None
 
 
 @dataclass(frozen=True)
@@ -108,62 +120,63 @@ class Simulator:
         # of as many as are mostly made at a time, so that what is traced for it is used again
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), CHUNK))
         values, _ = jax.eval_shape(self.draws, keys)
-        return values, jax.eval_shape(self._gather, keys, values)
+        choice = self._choose(np.random.default_rng(0), CHUNK)
+        return values, jax.eval_shape(self._gather, choice, values)
 
     @property
     def _totals(self) -> list[int]:
         return [int(np.prod(assembly.copies)) for assembly in self.assemblies]
 
     @cached_property
-    def _gather(self) -> Callable[[PRNGKeyArray, dict[str, Array]], Rows]:
+    def _gather(self) -> Callable[["_Choice", dict[str, Array]], Rows]:
         return Compiled(jax.vmap(self._rows_of_draw), QUICKLY)
 
-    def _rows_of_draw(self, rng_key: PRNGKeyArray, values: dict[str, Array]) -> Rows:
-        """A few copies, with each assembly's share what it has of all copies."""
-        choice_key, copy_key = jax.random.split(rng_key)
+    def _choose(self, rng: np.random.Generator, draws: int) -> "_Choice":
+        """A few copies for every draw, with each assembly's share what it has of all copies."""
         wanted, totals = self.rows_per_draw, self._totals
-        keys = jax.random.split(copy_key, len(totals))
+        copies = []
+        for total in totals:
+            # One copy from each of equal parts, so that no copy comes twice.
+            count = -(-wanted * total // sum(totals))
+            edges = np.linspace(0, total, count + 1).astype(int)
+            copies.append(rng.integers(edges[:-1], edges[1:], (draws, count), np.int32))
+        number = sum(part.shape[1] for part in copies)
+        if number == wanted:
+            return _Choice(tuple(copies), None)
+        orders = np.tile(np.arange(number, dtype=np.int32), (draws, 1))
+        return _Choice(tuple(copies), rng.permuted(orders, axis=1)[:, :wanted])
+
+    def _rows_of_draw(self, choice: "_Choice", values: dict[str, Array]) -> Rows:
         known = {**values, **self.designs}
         made = [
-            self._copies(key, assembly, known, -(-wanted * total // sum(totals)))
-            for key, assembly, total in zip(keys, self.assemblies, totals, strict=True)
+            self._copies(assembly, known, flat)
+            for assembly, flat in zip(self.assemblies, choice.copies, strict=True)
         ]
         rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *made)
-        number = jax.tree.leaves(rows)[0].shape[0]
-        if number == wanted:
+        if choice.kept is None:
             return rows
-        chosen = jax.random.permutation(choice_key, number)[:wanted]
-        return jax.tree.map(lambda leaf: leaf[chosen], rows)
+        return jax.tree.map(lambda leaf: leaf[choice.kept], rows)
 
-    def _copies(
-        self, rng_key: PRNGKeyArray, assembly: Assembly, values: dict[str, Array], count: int
-    ) -> Rows:
-        total = int(np.prod(assembly.copies))
-        if count == total:
-            flat = jnp.arange(total)
-        else:
-            # One copy from each of equal parts, so that no copy comes twice.
-            edges = np.linspace(0, total, count + 1).astype(int)
-            flat = jax.random.randint(rng_key, (count,), edges[:-1], edges[1:])
-
+    def _copies(self, assembly: Assembly, values: dict[str, Array], flat: Array) -> Rows:
         def row(*place: Array) -> Rows:
             return assembly.x(values, place), assembly.context(values, place)
 
         if not assembly.copies:
             return jax.tree.map(lambda leaf: leaf[None], row())
+        if flat.size == np.prod(assembly.copies):
+            flat = jnp.arange(flat.size)  # all, and always the same
         return jax.vmap(row)(*jnp.unravel_index(flat, assembly.copies))
 
     def rows(
         self, rng_key: PRNGKeyArray, size: int, stop: Callable[[], bool]
     ) -> tuple[Rows, Rejected]:
         """`size` good rows and what was dropped; what there is, if told to stop before."""
-        rejected = Rejected()
+        rejected, rng = Rejected(), generator(rng_key)
         filled = 0
         rows: Rows = None
         while filled < size and not (filled and stop()):
-            rng_key, draw_key, pick_key = jax.random.split(rng_key, 3)
-            values, codes = self.draws(jax.random.split(draw_key, self.chunk))
-            made = self._gather(jax.random.split(pick_key, self.chunk), values)
+            values, codes = self.draws(fresh_keys(rng, self.chunk, rng_key))
+            made = self._gather(self._choose(rng, self.chunk), values)
             good = self._count(np.asarray(codes), rejected)
             if rows is None:
                 rows = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), made)

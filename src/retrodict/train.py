@@ -24,7 +24,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import Network, learns, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import floats, run_once, shaped, unassisted
+from retrodict.xla import QUICKLY, floats, run_once, shaped, unassisted
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -134,8 +134,7 @@ def _loss(network: Network, rows: Rows) -> Float[Array, ""]:
     return -jnp.mean(jax.vmap(network.log_prob)(context, x))
 
 
-@partial(jax.jit, static_argnames="part")
-def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float[Array, ""]:
+def _heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float[Array, ""]:
     """−log q averaged over held-out rows, worked through in parts."""
     network = eqx.combine(weights, fixed)
 
@@ -144,6 +143,10 @@ def heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Float
 
     parts = jax.tree.map(cut, rows)
     return jnp.mean(jax.lax.map(partial(_loss, network), parts))
+
+
+heldout_loss = jax.jit(_heldout_loss, static_argnames="part")
+loss_once = jax.jit(_heldout_loss, static_argnames="part", compiler_options=QUICKLY)
 
 
 def one_pass(
@@ -349,7 +352,8 @@ class _Run:
     def compile_loss(self) -> None:
         """Compile what measures the loss, before there is anything to measure."""
         weights, fixed = eqx.partition(self.best, trainable(self.best))
-        heldout_loss.lower(weights, fixed, self._shapes(self.sizes.held), self._part).compile()
+        rows = self._shapes(self.sizes.held)
+        self._measure.lower(weights, fixed, rows, self._part).compile()
 
     def compile_pass(self) -> None:
         """Compile what learns."""
@@ -423,10 +427,18 @@ class _Run:
     def _restart(self) -> None:
         """Set out from the best weights."""
         weights, self.fixed = eqx.partition(self.best, trainable(self.best))
-        self.state = State.start(weights, self.training.clip)
+        if self.nothing:
+            self.state = State(weights, weights, ())
+        else:
+            self.state = State.start(weights, self.training.clip)
 
     def _heldout_loss(self, weights: PyTree) -> float:
-        return float(heldout_loss(weights, self.fixed, self.heldout, self._part))
+        return float(self._measure(weights, self.fixed, self.heldout, self._part))
+
+    @property
+    def _measure(self) -> Any:
+        """What works out the loss; nothing learned means that it does so once."""
+        return loss_once if self.nothing else heldout_loss
 
     @property
     def _part(self) -> int:

@@ -28,6 +28,7 @@ Options = dict[str, str | bool]
 QUICKLY: Options = {
     "xla_backend_optimization_level": "1",
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
 }
 
 
