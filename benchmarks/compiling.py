@@ -4,9 +4,10 @@ Run as `python -m benchmarks.compiling [--full]`. Losses are held-out means of â
 nats, over all latents x of the model in its own coordinates, so that they can be compared whatever
 the networks make of x inside; for the factorial HMM they are of one step given the one before.
 Seconds are from the start, with tracing and XLA's compiling in them; simulations are in ours and
-in the recipe's, not in sbi's, which gets them in a file. Networks of a model are given equal time.
-The recipe, and what was kept of ours in it, is described in `benchmarks/learning.py`. sbi trains
-its default masked autoregressive flow; it has no density for the factorial HMM's binary latents.
+in the recipe's, not in sbi's, which gets them in a file. Networks of a model that learn are given
+equal time. The recipe, and what was kept of ours in it, is described in `benchmarks/learning.py`.
+sbi trains its default masked autoregressive flow; it has no density for the factorial HMM's binary
+latents.
 """
 
 import json
@@ -50,16 +51,23 @@ class Curve(NamedTuple):
 
 
 def together(found: Any) -> Curve:
-    """The loss of all networks, each given the same time, one after the other."""
+    """The loss of all networks: those that learn are given the same time, one after the other.
+
+    What has nothing to learn is done once its loss is measured, and takes the time for that.
+    """
     parts = found["networks"]
     curves = [np.array(part["curve"], float).reshape(-1, 2) for part in parts]
-    shares = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+    known = [c for c, part in zip(curves, parts, strict=True) if not part["learns"]]
+    learned = [c for c, part in zip(curves, parts, strict=True) if part["learns"]]
+    done = sum(float(curve[0, 0]) for curve in known)
+    shares = np.unique(np.concatenate([[0.0], *(curve[:, 0] for curve in learned)]))
     total = np.zeros(len(shares))
     for part, curve in zip(parts, curves, strict=True):
         losses = np.where(np.isfinite(curve[:, 1]), curve[:, 1], np.inf)
         best = np.concatenate([[np.inf], np.minimum.accumulate(losses)])
-        total += part["copies"] * best[np.searchsorted(curve[:, 0], shares, side="right")]
-    return Curve(found["setup"] + len(parts) * shares, total)
+        at = np.searchsorted(curve[:, 0], shares, side="right") if part["learns"] else -1
+        total += part["copies"] * best[at]
+    return Curve(found["setup"] + done + len(learned) * shares, total)
 
 
 def learned(recipe: str, name: str, seconds: float) -> Curve:

@@ -137,9 +137,10 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
             curve.append((time.perf_counter() - started, history.loss[-1]))
 
         key = jax.random.fold_in(jax.random.key(0), number)
+        made = proposal.build(estimator, key, assemblies)
         train.train_network(
             key,
-            proposal.build(estimator, key, assemblies),
+            made,
             Simulator(graph, tuple(assemblies), proposal.designs, training.copies, draws),
             training,
             max_seconds=(seconds - setup_seconds) / len(shared),
@@ -148,7 +149,8 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
         if name == "fhmm":
             copies = 1  # of one step, for all are alike
-        found.append({"network": network, "copies": copies, "curve": curve})
+        about = {"network": network, "copies": copies, "learns": networks.learns(made)}
+        found.append(about | {"curve": curve})
     return {"setup": setup_seconds, "networks": found}
 
 

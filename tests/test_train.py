@@ -399,7 +399,8 @@ def test_same_key_same_weights_bit_for_bit_in_fresh_processes():
 
 def test_a_model_with_heavy_tails_trains_with_finite_loss_and_the_bar_says_so(capfd):
     training = Training(max_steps=200, batch_size=64, dataset_size=2048, heldout_size=512)
-    with pytest.warns(UserWarning, match=r"(18|19|20)% of the draws from the prior were dropped.*'y'"):
+    lost = r"(18|19|20)% of the draws from the prior were dropped.*'y'"
+    with pytest.warns(UserWarning, match=lost):
         compiled = rd.compile(
             zoo.key(0),
             zoo.pumps,

@@ -234,7 +234,7 @@ def chances_of(
     seen = block.rest * left.phase.first(number)
     # the real part of a product, of every pattern
     cosines, sines = (jnp.swapaxes(part, 0, 1) for part in block.turns.first(number))
-    density = _product(cosines, seen.real) - _product(sines, seen.imaginary)
+    density = _product(jnp.concatenate([cosines, -sines], 1), jnp.concatenate(seen))
     return block.chances * (jnp.maximum(density, 0) + BLIND)
 
 
