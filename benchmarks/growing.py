@@ -31,6 +31,8 @@ from retrodict.xla import run_often
 
 SMALL = MADE(hidden=(16,), components=3, context=(8,))
 PARTICLES, STREAMED = 10, 100
+# Steps of a stream after which nothing should change any more, and over which the last are timed.
+WARM = 100
 
 
 def peak() -> float:
@@ -128,19 +130,22 @@ def steps(size: int) -> dict[str, Any]:
     noise = rng.standard_normal((size + 1, 2)).astype(np.float32)
     state, _ = stream.step({}, key, state, {"y": np.float32(0.0)})
     begun = time.perf_counter()
-    last = begun
+    last, early = begun, peak()
     for number in range(size):
         x = DRIFT * x + SPREAD * noise[number, 0]
         data = {"y": np.float32(x + NOISE * noise[number, 1])}
         state, _ = stream.step({}, jax.random.fold_in(key, number), state, data)
-        if number == size - min(size, 100) - 1:
+        if number == min(size, WARM) - 1:
+            early = peak()
+        if number == size - min(size, WARM) - 1:
             last = time.perf_counter()
     ended = time.perf_counter()
     leaves = jax.tree.leaves(state)
     return {
         "read": read,
         "warm": [ended - begun],
-        "late": (ended - last) / min(size, 100),
+        "late": (ended - last) / min(size, WARM),
+        "grown": peak() - early,
         "bytes": sum(leaf.nbytes for leaf in leaves),
     }
 

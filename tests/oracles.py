@@ -23,8 +23,13 @@ RUNS, PARTICLES = 200, 400
 # Many orders of magnitude, and an exact answer that takes long to work out, of which `rates` is a
 # tame form; and a series that is read to its end at every step, which takes long to compile.
 LONG = ("pumps", "look-ahead")
-# Other methods are tried on the same model, and this one on others.
-LONG_RUNS = (("hierarchy", "smc"), ("rates", "importance"))
+# Other methods are tried on the same model, or these on others.
+LONG_RUNS = (
+    ("hierarchy", "smc"),
+    ("hierarchy", "divide"),
+    ("rates", "importance"),
+    ("coin", "importance"),
+)
 
 
 def group(name):

@@ -317,9 +317,13 @@ LATENTS = {
 }
 
 
+# of these, what is drawn alike is tested by others
+LONG_KINDS = ("many bits", "one bit more", "mixed", "reals")
+
+
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=slow_if(k in ("many bits", "one bit more", "mixed"))) for k in LATENTS],
+    [pytest.param(k, marks=slow_if(k in LONG_KINDS)) for k in LATENTS],
 )
 def test_draws_of_a_guided_network_have_the_density_they_say(kind):
     latents, channels = LATENTS[kind]

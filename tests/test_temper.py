@@ -16,7 +16,7 @@ K = 1000
 # of many unknowns, or rare events, the evidence takes more particles to be known well
 MANY = {"pumps": 16_000, "schools": 12_000, "alarms": 8_000}
 RUNS = 2  # `python -m benchmarks.rescue` makes more of them
-LONG = ("pumps", "schools", "alarms", "network")
+LONG = ("pumps", "schools", "alarms", "network", "regression")
 
 
 def case(name, mark):

@@ -30,11 +30,13 @@ def test_good_answers_are_right(name, method):
     data, exact = many_data_of(name)
     # of a chain of six states, and of many orders of magnitude, so few know too little
     num = {"chain": 4, "pumps": 10}.get(name, 1) * PARTICLES
-    answers = compiled(name).infer_many(key(14), data, num, method=method)
-    good = answers.grade == 0
-    assert good.sum() >= 30  # a verdict that calls nothing good is no use
-    assert off(answers, exact)[good].mean() <= 0.02
-    z = (answers.log_evidence - [e.log_evidence for e in exact]) / answers.log_evidence_se
+    # twice over, for of a hundred answers two may be off by chance
+    both = [compiled(name).infer_many(key(k), data, num, method=method) for k in (14, 17)]
+    good = np.concatenate([answers.grade == 0 for answers in both])
+    assert good.sum() >= 60  # a verdict that calls nothing good is no use
+    assert np.concatenate([off(answers, exact) for answers in both])[good].mean() <= 0.02
+    known = np.array([e.log_evidence for e in exact])
+    z = np.concatenate([(a.log_evidence - known) / a.log_evidence_se for a in both])
     # the median of squares of standard normals is 0.455
     assert 0.4 < np.median(z[good] ** 2) / 0.455 < 2.5
 

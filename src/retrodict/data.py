@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
@@ -94,7 +93,7 @@ def _checked(site: Site, given: Any, many: bool) -> Array:
             raise DataError(f"site '{site.name}': a value is beyond the largest integer, {limit}")
     array = array.astype(site.dtype)
     _check_support(site, array)
-    return jnp.asarray(array)
+    return jax.device_put(array)
 
 
 def _shape(site: Site, many: bool) -> str:
