@@ -317,7 +317,7 @@ LATENTS = {
 }
 
 
-# of these, what is drawn alike is tested by others
+# they take long, and what they are made of is in others as well
 LONG_KINDS = ("many bits", "one bit more", "mixed", "reals")
 
 

@@ -10,7 +10,7 @@ import pytest
 from retrodict.packing import Packed
 from retrodict.rolling import Rolled
 from retrodict.stacks import Row, concatenated, stacked
-from retrodict.xla import QUICKLY, Compiled
+from retrodict.xla import QUICKLY, Compiled, known
 
 ROLLED = {}
 LEFT = {}
@@ -202,6 +202,12 @@ def test_other_shapes_are_compiled_anew():
     compiled = Compiled(lambda y: chain(y, len(y)), QUICKLY)
     for steps in (12, 20):
         assert len(compiled(arguments(steps))) == steps
+
+
+def test_options_that_this_xla_does_not_know_are_left_out():
+    options = {"xla_backend_optimization_level": "1", "xla_there_is_no_such_option": True}
+    assert known(options) == {"xla_backend_optimization_level": "1"}
+    assert Compiled(lambda x: x + 1, options)(1.0) == 2.0
 
 
 def test_it_can_be_called_while_another_is_traced():

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import zoo
-from retrodict.draws import CHUNK_BYTES, joint_draws
+from retrodict.draws import CHUNK_BYTES, fresh_keys, generator, joint_draws
 from retrodict.errors import UnsupportedModel
 from retrodict.inverse import invert
 from retrodict.networks import EXPECTED
@@ -181,6 +181,18 @@ def test_same_key_same_rows_another_key_others():
     one, again, other = (simulator.rows(zoo.key(k), 500, go_on)[0] for k in (1, 1, 2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert not np.array_equal(first(one), first(other))
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_keys_made_by_numpy_are_of_the_kind_given_and_all_differ(kind):
+    like = jax.random.key(3, impl=kind)
+    made, again = (fresh_keys(generator(like), 1000, like) for _ in range(2))
+    assert made.shape == (1000,) and made.dtype == like.dtype
+    words = np.asarray(jax.random.key_data(made))
+    assert len(np.unique(words, axis=0)) == 1000
+    np.testing.assert_array_equal(words, jax.random.key_data(again))
+    uniform = np.asarray(jax.vmap(jax.random.uniform)(made))
+    assert uniform.mean() == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / 1000))
 
 
 @pytest.mark.slow

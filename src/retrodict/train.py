@@ -24,7 +24,7 @@ from retrodict.history import NetworkHistory
 from retrodict.networks import Network, learns, trainable
 from retrodict.progress import Interruption
 from retrodict.synthetic import Rows, Sets, Simulator, Split
-from retrodict.xla import QUICKLY, floats, run_once, shaped, unassisted
+from retrodict.xla import QUICKLY, UNASSISTED, floats, known, run_once, shaped
 
 Report: TypeAlias = Callable[[NetworkHistory, float], None]
 
@@ -146,7 +146,12 @@ def _heldout_loss(weights: PyTree, fixed: PyTree, rows: Rows, part: int) -> Floa
 
 
 heldout_loss = jax.jit(_heldout_loss, static_argnames="part")
-loss_once = jax.jit(_heldout_loss, static_argnames="part", compiler_options=QUICKLY)
+
+
+@cache
+def _loss_once() -> Any:
+    """The same, to be worked out but once; made when it is first needed: see `known`."""
+    return jax.jit(_heldout_loss, static_argnames="part", compiler_options=known(QUICKLY))
 
 
 def one_pass(
@@ -164,8 +169,8 @@ def one_pass(
 
 @cache
 def _jitted_pass() -> Any:
-    """Made when it is first needed: to ask for options starts JAX."""
-    return jax.jit(_one_pass, compiler_options=unassisted())
+    """Made when it is first needed: see `known`."""
+    return jax.jit(_one_pass, compiler_options=known(UNASSISTED))
 
 
 def _one_pass(
@@ -437,8 +442,8 @@ class _Run:
 
     @property
     def _measure(self) -> Any:
-        """What works out the loss; nothing learned means that it does so once."""
-        return loss_once if self.nothing else heldout_loss
+        """What works out the loss: but once, where nothing is learned."""
+        return _loss_once() if self.nothing else heldout_loss
 
     @property
     def _part(self) -> int:

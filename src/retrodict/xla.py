@@ -6,7 +6,11 @@ is a program of its own for every shape, a fortieth of a second each.
 XLA's first level of optimisation, without the compiler's dearest passes, takes half the time of
 what is usual, and what it makes is mostly as fast: better for programs that run once, or nearly,
 and for those that draw from a model, which are long and have little to be optimised. Without any
-optimisation, what comes out is several times slower.
+optimisation, what comes out is several times slower. What XLA merges, it takes longer to write down
+by way of its newer emitters.
+
+Left to itself, XLA hands products and sums of a few hundred rows to another library, YNNPACK, with
+which steps of training take longer; and a sum over a short first axis takes ten times as long.
 """
 
 from collections.abc import Callable
@@ -30,6 +34,24 @@ QUICKLY: Options = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }
+UNASSISTED: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+def known(options: Options) -> Options:
+    """Those of some options that this XLA knows; to ask it starts JAX."""
+    wanted = tuple(options.items())
+    if _all_known(wanted):
+        return dict(wanted)
+    return {name: value for name, value in wanted if _all_known(((name, value),))}
+
+
+@cache
+def _all_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
+    try:
+        jax.jit(lambda: 0.0, compiler_options=dict(options)).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 class Compiled(Generic[Arguments, Found]):
@@ -37,10 +59,11 @@ class Compiled(Generic[Arguments, Found]):
 
     Args:
         fn: of trees of arrays, without keyword arguments.
-        options: XLA's.
+        options: XLA's; one that does not know some of them does without.
     """
 
     def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
+        options = known(options)
         self.written_out: Any = jax.jit(fn, compiler_options=options)
         self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
         self._inside: Any = jax.jit(fn)  # within another function, which has options of its own
@@ -88,25 +111,10 @@ def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
 
     Inside of another function that is compiled, it is compiled with that one's options.
     """
-    return Compiled(fn, unassisted())
+    return Compiled(fn, UNASSISTED)
 
 
 def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
     """What stands for an array when a function is compiled for it beforehand."""
     stand_in: Any = jax.ShapeDtypeStruct  # JAX does not say its types
     return stand_in(shape, dtype)
-
-
-@cache
-def unassisted() -> Options:
-    """Have XLA compute products and sums by itself.
-
-    It would hand those of a few hundred rows to another library, YNNPACK, with which steps of
-    training take longer; and a sum over a short first axis takes ten times as long.
-    """
-    options: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
-    try:
-        jax.jit(lambda: 0.0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # an XLA that does not know the option
-        return {}
-    return options
