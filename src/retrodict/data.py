@@ -93,7 +93,8 @@ def _checked(site: Site, given: Any, many: bool) -> Array:
             raise DataError(f"site '{site.name}': a value is beyond the largest integer, {limit}")
     array = array.astype(site.dtype)
     _check_support(site, array)
-    return jax.device_put(array)
+    checked: Array = jax.device_put(array)
+    return checked
 
 
 def _shape(site: Site, many: bool) -> str:

@@ -94,8 +94,9 @@ def generator(rng_key: PRNGKeyArray) -> np.random.Generator:
 def fresh_keys(rng: np.random.Generator, number: int, like: PRNGKeyArray) -> PRNGKeyArray:
     """So many random keys, of the kind of another."""
     shape = (number, *jax.random.key_data(like).shape)
-    words = rng.integers(0, 2**32, shape, np.uint32)
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+    words: Any = rng.integers(0, 2**32, shape, np.uint32)
+    made: Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+    return made
 
 
 def at_once(each: int) -> int:

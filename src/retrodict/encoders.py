@@ -134,7 +134,7 @@ class SetEncoder(eqx.Module):
         pooled = jnp.concatenate([mean, most, count])
         return jnp.concatenate([self.summarise(pooled), mean, count])
 
-    def fit(self, context: Context, there: Array | None) -> "SetEncoder":
+    def fit(self, context: Context, there: Array | np.ndarray | None) -> "SetEncoder":
         """Learn all scalings inside from contexts with any leading axes."""
         return _fit_plate(self, context, there)
 
@@ -182,7 +182,7 @@ class SeriesEncoder(eqx.Module):
         pooled = jnp.concatenate([*parts, count], -1)
         return jnp.concatenate([jax.vmap(self.summarise)(pooled), count], -1)
 
-    def fit(self, context: Context, there: Array | None) -> "SeriesEncoder":
+    def fit(self, context: Context, there: Array | np.ndarray | None) -> "SeriesEncoder":
         """Learn all scalings inside from contexts with any leading axes."""
         return _fit_plate(self, context, there)
 
@@ -255,7 +255,7 @@ def encode_input(encoder: Encoder, value: "Array | Context") -> Float[Array, " f
     return value
 
 
-def _fit_plate(plate: Plate, context: Context, there: Array | None) -> Plate:
+def _fit_plate(plate: Plate, context: Context, there: Array | np.ndarray | None) -> Plate:
     parts = parts_of(plate.spec, context)
     shape = _leading(plate, context)
     # by NumPy: JAX would compile a program for every operation
@@ -269,7 +269,9 @@ def _fit_plate(plate: Plate, context: Context, there: Array | None) -> Plate:
     return fitted
 
 
-def fit_encoder(encoder: Encoder, context: "Array | Context", there: Array | None) -> Encoder:
+def fit_encoder(
+    encoder: Encoder, context: "Array | Context", there: Array | np.ndarray | None
+) -> Encoder:
     """The encoder with its scalings learned from contexts with any leading axes.
 
     `there` says, for each entry of the leading axes, whether it is to be counted.

@@ -108,7 +108,7 @@ class ValueEncoder(eqx.Module):
         bent = jnp.where(fine, jnp.arcsinh(30 * u) / 4, compress(u))
         return jnp.where(plain, raw, bent)
 
-    def fit(self, x: Array, there: Array | None) -> "ValueEncoder":
+    def fit(self, x: Array, there: Array | np.ndarray | None) -> "ValueEncoder":
         """Learn the scaling from values with any leading axes."""
         # by NumPy: JAX would compile a program for every shape
         rows = np.reshape(np.asarray(x), (-1, *self.spec.shape))

@@ -157,7 +157,7 @@ class Simulator:
             return rows
         return jax.tree.map(lambda leaf: leaf[choice.kept], rows)
 
-    def _copies(self, assembly: Assembly, values: dict[str, Array], flat: Array) -> Rows:
+    def _copies(self, assembly: Assembly, values: dict[str, Array], flat: Any) -> Rows:
         def row(*place: Array) -> Rows:
             return assembly.x(values, place), assembly.context(values, place)
 
