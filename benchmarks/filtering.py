@@ -123,13 +123,16 @@ def precise(
         }
         for name, peer in peers.items():
             makers[f"bootstrap, {name}"] = (blind, lambda k, peer=peer: asked(peer, k, 0.5))
-        for name, (sizes, make) in makers.items():
-            report.note(f"{title}: {name}")
-            runs = []
-            for size in sizes:
-                call = make(size)
-                call(0)
-                runs.append(np.array([call(1 + seed) for seed in range(repeats)]))
+        calls = {
+            (name, size): make(size) for name, (sizes, make) in makers.items() for size in sizes
+        }
+        for (name, size), call in calls.items():
+            report.note(f"{title}: {name}, {size} particles")
+            call(repeats)
+        report.note(f"{title}: {repeats} rounds")
+        taken = {which: np.array(runs) for which, runs in in_turn(calls, repeats, 0.05).items()}
+        for name, (sizes, _) in makers.items():
+            runs = [taken[name, size] for size in sizes]
             found[name] = [interpolated(sizes, runs, sd) for sd in WANTED]
             seen = (
                 f"{size}: {rows_[:, 1].std(ddof=1):.2f}, {report.spread(rows_[:, 0], 1e3)} ms"

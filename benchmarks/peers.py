@@ -12,11 +12,12 @@ import venv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from benchmarks.report import note
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "retrodict-benchmarks"
+Name = TypeVar("Name")
 
 
 def environment(*requirements: str) -> Path:
@@ -70,14 +71,14 @@ class Peer:
 
 
 def in_turn(
-    calls: Mapping[str, Callable[[int], Any]], repeats: int, pause: float = 0.2
-) -> dict[str, list[Any]]:
+    calls: Mapping[Name, Callable[[int], Any]], repeats: int, pause: float = 0.2
+) -> dict[Name, list[Any]]:
     """Call each with the number of the round, round after round; what they gave, by name.
 
     They take turns so that a busy machine weighs on all alike, with a pause between, for the idle
     threads of one spin for a while at the cost of the next.
     """
-    found: dict[str, list[Any]] = {name: [] for name in calls}
+    found: dict[Name, list[Any]] = {name: [] for name in calls}
     for number in range(repeats):
         for name, call in calls.items():
             found[name].append(call(number))

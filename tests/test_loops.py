@@ -10,7 +10,8 @@ def step(state, entry):
     """A state of two parts, one of integers, and entries with a key."""
     key, x = entry["key"], entry["x"]
     moved = jnp.tanh(state[0] + x) + 0.1 * jax.random.normal(key, x.shape)
-    return (moved, state[1] + 1), {"moved": moved, "count": state[1], "total": moved.sum()}
+    found = {"moved": moved, "count": state[1], "total": moved.sum(), "high": moved[0] > 0.5}
+    return (moved, state[1] + 1), {**found, "nothing": moved[:0], "all": moved > 0}
 
 
 def entries(length):
@@ -45,6 +46,24 @@ def test_it_can_be_vectorised_and_has_a_gradient():
         return jax.vmap(jax.grad(lambda x: total(loop, x)))(x)
 
     np.testing.assert_allclose(slopes(scan), slopes(jax.lax.scan), rtol=1e-5)
+
+
+def test_small_entries_are_handed_on_side_by_side():
+    """Each by itself would be copied by itself; large ones are, and keep their types and shapes."""
+
+    def many(state, entry):
+        found = [state * entry[f"{n}"].sum() for n in range(6)]
+        return state + 1, (found, entry["large"] > 0, [one > 2 for one in found])
+
+    given = {f"{n}": jnp.arange(8.0).reshape(4, 2) + n for n in range(6)}
+    given["large"] = jnp.arange(4 * 400).reshape(4, 20, 20) % 3
+    traced = jax.make_jaxpr(lambda e: scan(many, jnp.zeros(()), e))(given)
+    (loop,) = (eqn for eqn in traced.eqns if eqn.primitive.name == "scan")
+    # the state; entries, floats and the large; found, floats, bits and the large; series of those
+    assert loop.params["num_carry"] == 1 + 2 + 3 + 3
+    ours, theirs = (f(many, jnp.zeros(()), given) for f in (scan, jax.lax.scan))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, ours, theirs))
 
 
 def test_a_step_is_traced_once():

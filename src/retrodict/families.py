@@ -9,7 +9,7 @@ here each is drawn from once, in the order of the inverse.
 Arrays have rows last, see `rows`; targets are functions of all copies, coordinates last.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -197,7 +197,7 @@ class Finite:
         passed = _passed(ends, chance.uniform[0])
         # from each state to the next, as far as they are passed
         onward = np.diff(self.states, axis=0).T.astype(weights.dtype)
-        return jnp.tensordot(onward, passed, 1), _log_share(weights, passed, ends)
+        return jnp.tensordot(onward, passed, 1), _log_shares([(weights, passed, ends)])
 
     def log_prob(self, parameters: Array, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         radix = np.append(np.cumprod(self.sizes[:0:-1])[::-1], 1).astype(float)
@@ -219,14 +219,23 @@ def _passed(ends: Array, uniform: Array) -> Array:
     return (ends[:-1] <= uniform * ends[-1]).astype(ends.dtype)
 
 
-def _log_share(weights: Array, passed: Array, ends: Array) -> Array:
-    """Of the state that comes after those passed, of the whole."""
+def _log_shares(chosen: Sequence[tuple[Array, Array, Array]]) -> Array:
+    """Of states that come after those passed, of the whole each, with weights and ends: the sum."""
     # every weight but one is multiplied by zero: of differences, small ones would be lost
-    inner = weights[1:-1] * (passed[:-1] - passed[1:])
-    chosen = weights[0] * (1 - passed[0]) + weights[-1] * passed[-1]
-    if len(inner):
-        chosen = chosen + total(inner)
-    return jnp.log(chosen / ends[-1])
+    inner = [
+        weights[1:-1] * (passed[:-1] - passed[1:])
+        for weights, passed, _ in chosen
+        if len(weights) > 2
+    ]
+    # one product for all
+    owners = np.repeat(np.arange(len(inner)), [len(part) for part in inner])
+    inside = np.equal.outer(np.arange(len(inner)), owners).astype(chosen[0][0].dtype)
+    sums = iter(jnp.tensordot(inside, jnp.concatenate(inner), 1) if inner else ())
+    found = jnp.zeros(())
+    for weights, passed, ends in chosen:
+        own = weights[0] * (1 - passed[0]) + weights[-1] * passed[-1]
+        found = found + jnp.log((own + next(sums) if len(weights) > 2 else own) / ends[-1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -278,13 +287,13 @@ class BitSums:
         (residual,), (effects,), (noise,) = expected.residual, expected.slope, expected.noise
         blocks = blocks_of(self.waves, self._spans, effects, expected.prior, noise)
         left = start(self.waves, residual, effects, expected.prior)
-        found, log_q = [], jnp.zeros(())
+        found, chosen = [], []
         for step, block in enumerate(blocks):
             weights = chances_of(block, left, noise)
             ends = _ends(weights)
             passed = choose(step, ends)
             after = blocks[step + 1] if step + 1 < len(blocks) else None
-            log_q = log_q + _log_share(weights, passed, ends)
+            chosen.append((weights, passed, ends))
             bits, left = learn(block, left, passed, after)
             found.append(bits)
-        return jnp.concatenate(found), log_q
+        return jnp.concatenate(found), _log_shares(chosen)

@@ -155,14 +155,15 @@ class StreamingFilter:
 
             def advance(networks: Any, key: PRNGKeyArray, state: FilterState, given: Any) -> Any:
                 time = jnp.minimum(state.time, length - 1)
+                keys, before = jax.random.split(key), state.population
                 population, seen = engine.advance(
-                    networks, key, self.stage, state.population, {}, given, time, {}
+                    networks, (keys[0], keys[1]), self.stage, before, {}, given, time, {}
                 )
                 values: Any = population.values
                 # Resampling may have changed the leading latents as well.
                 samples = {**values["outer"], **seen.drawn}
-                before = state.population.num_resamplings
-                info = FilterInfo(seen.ess, population.num_resamplings > before)
+                resampled = population.num_resamplings > before.num_resamplings
+                info = FilterInfo(seen.ess, resampled)
                 return FilterState(population, samples, state.time + 1), info, seen.possible
 
             self._compiled[num_particles] = run_often(advance)

@@ -33,7 +33,7 @@ from retrodict.trees import divisible
 from retrodict.trust import Judged, judge
 from retrodict.views import Values
 from retrodict.weights import LogEvidence
-from retrodict.xla import QUICKLY, UNASSISTED, Compiled
+from retrodict.xla import ANSWERING, QUICKLY, Compiled
 
 FEW_PARTICLES = 100
 InferMethod = Literal["auto", "importance", "smc", "divide", "temper"]
@@ -190,7 +190,7 @@ class Inference:
             # few particles take no time, however slow the program
             few = settings.num_particles <= FEW_PARTICLES and not many
             self._runners[settings, many] = Compiled(
-                run_many if many else run, QUICKLY if few else UNASSISTED
+                run_many if many else run, QUICKLY if few else ANSWERING
             )
         return self._runners[settings, many]
 

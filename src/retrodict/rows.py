@@ -17,6 +17,10 @@ Shared = TypeVar("Shared")
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
+# How many rows go through a processor's vectors abreast. What is left over goes one by one, or
+# nearly, which of a few dozen rows can take longer than all the others.
+ABREAST = 8
+
 
 def by_rows(fn: Callable[[Shared, Given], Found]) -> Callable[[Shared, Given], Found]:
     """Make a function of many rows one of a single row.
@@ -28,7 +32,20 @@ def by_rows(fn: Callable[[Shared, Given], Found]) -> Callable[[Shared, Given], F
 
     @jax.custom_batching.custom_vmap
     def many(shared: Shared, given: Given) -> Found:
-        return fn(shared, given)
+        rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
+        beside = -rows % ABREAST if rows > ABREAST else 0
+
+        def filled(leaf: Array) -> Array:
+            if leaf.shape[-1] != rows:
+                return leaf
+            return jnp.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, beside)], mode="edge")
+
+        if not beside:
+            return fn(shared, given)
+        found: Found = jax.tree.map(
+            lambda leaf: leaf[..., :rows], fn(shared, jax.tree.map(filled, given))
+        )
+        return found
 
     @many.def_vmap
     def vectorised(

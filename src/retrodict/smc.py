@@ -304,9 +304,12 @@ class Engine:
         """Choose ancestors if the weights have become too unequal."""
         size = ess(particles.log_weights)
         needed = size < self.threshold * self.num_particles
-        everyone = jnp.arange(self.num_particles, dtype=jnp.int32)
+
+        def everyone() -> Int[Array, " particles"]:
+            return jnp.arange(self.num_particles, dtype=jnp.int32)
+
         if self._never:
-            return particles, size, everyone
+            return particles, size, everyone()
 
         def chosen() -> tuple[Any, Lineage, Array]:
             parents = self.resample(rng_key, particles.log_weights, self.num_particles)
@@ -316,7 +319,7 @@ class Engine:
             return values, lineage, parents
 
         values, lineage, parents = jax.lax.cond(
-            needed, chosen, lambda: (particles.values, particles.lineage, everyone)
+            needed, chosen, lambda: (particles.values, particles.lineage, everyone())
         )
         equal = jnp.full(self.num_particles, -np.log(self.num_particles), jnp.float32)
         return (
@@ -358,14 +361,15 @@ class Engine:
         noise = self.proposal.step_noise(networks, draw_key, stage, (length, self.num_particles))
 
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
-            time, key, noise_now, given, now = inputs
+            time, keys_now, noise_now, given, now = inputs
             state, seen = self.advance(
-                networks, key, stage, state, outer_data, given, time, now, number, noise_now
+                networks, keys_now, stage, state, outer_data, given, time, now, number, noise_now
             )
             return state, (seen, state.log_weights)
 
-        keys = jax.random.split(resample_key, length)
-        entries = (jnp.arange(length), keys, noise, series_data, by_time(summaries))
+        keys = jax.vmap(jax.random.split)(jax.random.split(resample_key, length))
+        now = (keys[:, 0], keys[:, 1]), noise, series_data, by_time(summaries)
+        entries = (jnp.arange(length), *now)
         moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
         sizes, parents = seen.ess, seen.ancestors
         if backward:
@@ -379,7 +383,7 @@ class Engine:
     def advance(
         self,
         networks: Networks,
-        rng_key: PRNGKeyArray,
+        rng_keys: tuple[PRNGKeyArray, PRNGKeyArray],
         stage: Stage,
         state: Population,
         outer_data: Values,
@@ -393,7 +397,7 @@ class Engine:
 
         Args:
             networks: by name.
-            rng_key: of this step.
+            rng_keys: of this step, to resample and to draw.
             stage: the factors of the step.
             state: see `carried`.
             outer_data: observed values outside of the series.
@@ -403,7 +407,7 @@ class Engine:
             number: of the stage, for messages.
             noise: what networks draw with, if it was made before: see `Proposal.step_noise`.
         """
-        resample_key, draw_key = jax.random.split(rng_key)
+        resample_key, draw_key = rng_keys
         state, size, parents = self._resample(resample_key, state)
 
         def one(chance: Mapping[str, Array], outer: Values, carry: Any) -> Any:

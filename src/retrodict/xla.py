@@ -10,7 +10,10 @@ optimisation, what comes out is several times slower. What XLA merges, it takes 
 by way of its newer emitters.
 
 Left to itself, XLA hands products and sums of a few hundred rows to another library, YNNPACK, with
-which steps of training take longer; and a sum over a short first axis takes ten times as long.
+which steps of training take longer; and a sum over a short first axis takes ten times as long. And
+it shares out products among threads, down to a few hundred rows of a few units each: in answers,
+which are made of hundreds of small products one after the other, a thread is awakened for longer
+than a product takes.
 """
 
 from collections.abc import Callable
@@ -35,6 +38,7 @@ QUICKLY: Options = {
     "xla_cpu_use_fusion_emitters": False,
 }
 UNASSISTED: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+ANSWERING: Options = {**UNASSISTED, "xla_cpu_multi_thread_eigen": False}
 
 
 def known(options: Options) -> Options:
@@ -111,7 +115,7 @@ def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
 
     Inside of another function that is compiled, it is compiled with that one's options.
     """
-    return Compiled(fn, UNASSISTED)
+    return Compiled(fn, ANSWERING)
 
 
 def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
