@@ -20,7 +20,7 @@ from retrodict.families import BitSums
 from retrodict.guides import BITS, Expected
 from retrodict.networks import EXPECTED, MADE, Guided, Latent
 from retrodict.proposal import Proposal
-from retrodict.spectra import fitted, spans
+from retrodict.spectra import fitted, spans, starts_of
 
 NUMBER, NOISE = 12, 0.8
 
@@ -35,10 +35,10 @@ def random_sum(seed=0, number=NUMBER):
 
 
 def waves_of(effects, chances, exact=True):
-    starts = np.cumsum((0, *spans(len(effects), BITS)))[:-2]
+    cut = spans(len(effects), BITS)
     variance = chances * (1 - chances) * effects**2
-    spreads = [np.sqrt(variance[start:].sum()) for start in starts]
-    return fitted([effects[start:] for start in starts], spreads, NOISE, exact)
+    spreads = [np.sqrt(variance[start:].sum()) for start in starts_of(cut)[:-1]]
+    return fitted(effects, cut, spreads, NOISE, exact)
 
 
 def expected_of(effects, chances, y):
@@ -139,16 +139,13 @@ def test_bits_are_drawn_whatever_is_observed(y):
     assert np.isfinite(log_q).all() and set(np.unique(x["x"])) <= {0, 1}
 
 
-def test_effects_may_differ_from_row_to_row():
+def test_many_rows_are_as_each_alone():
     effects, chances, y = random_sum(6)
     waves, cut = waves_of(effects, chances), spans(NUMBER, BITS)
-    stretch = jnp.array([1.0, 0.7, 1.3])
+    shift = jnp.array([0.0, 0.7, -1.3])
     bits = jnp.asarray(np.random.default_rng(0).integers(0, 2, (NUMBER, 3)), float)
-    alone = []
-    for row in range(3):
-        found = expected_of(effects * float(stretch[row]), chances, y)
-        alone.append(guides.look_at_all_sums(waves, cut, found, bits[:, row]))
-    rows = [expected_of(effects * float(s), chances, y) for s in stretch]
+    rows = [expected_of(effects, chances * (1 - n / 8), y + float(shift[n])) for n in range(3)]
+    alone = [guides.look_at_all_sums(waves, cut, rows[n], bits[:, n]) for n in range(3)]
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *rows)
     left, blocks = guides.start(together, waves), guides.sums(waves, cut, together)
     for step, end in enumerate(np.cumsum(cut)):
@@ -160,7 +157,7 @@ def test_effects_may_differ_from_row_to_row():
 
 
 def test_frequencies_that_are_enough_for_later_blocks_come_first():
-    waves = spectra.Waves(0.1, (16, 8, 2), 0.0, True)
+    waves = spectra.Waves(0.1, (16, 8, 2), 0.0, True, ())
     assert sorted(waves.places) == list(range(16))
     assert sorted(waves.places[:8]) == list(range(0, 16, 2))
     assert sorted(waves.places[:2]) == [0, 8]
@@ -169,7 +166,7 @@ def test_frequencies_that_are_enough_for_later_blocks_come_first():
 @pytest.mark.parametrize("number", [1, 2, 4, 16, 64])
 def test_phases(number):
     angle = np.linspace(-20, 20, 7)
-    waves = spectra.Waves(1.0, (number,), 0.0, True)
+    waves = spectra.Waves(1.0, (number,), 0.0, True, ())
     found = spectra._phase(waves, jnp.asarray(angle))
     wanted = np.exp(1j * waves.places[:, None] * angle)
     np.testing.assert_allclose(found.real + 1j * np.asarray(found.imaginary), wanted, atol=1e-4)
@@ -177,9 +174,10 @@ def test_phases(number):
 
 def test_where_noise_is_too_fine_it_is_blurred():
     effects = np.linspace(10, 1000, 40)
-    fine = fitted([effects, effects[5:]], [3000.0, 2900.0], 0.1, True)
+    cut, spreads = (5, 5, 30), [3000.0, 2900.0]
+    fine = fitted(effects, cut, spreads, 0.1, True)
     assert max(fine.numbers) == spectra.MOST and fine.blur > 0.1**2
-    coarse = fitted([effects, effects[5:]], [3000.0, 2900.0], 500.0, True)
+    coarse = fitted(effects, cut, spreads, 500.0, True)
     assert coarse.blur == 0 and max(coarse.numbers) < spectra.MOST
 
 

@@ -133,7 +133,8 @@ class Guide:
         if not self.facts.waves:
             return None
         spacing, blur, exact, *numbers = self.facts.waves
-        return Waves(spacing, tuple(map(int, numbers)), blur, bool(exact))
+        effects = tuple(self.facts.slope[place] for place in self.facts.order)
+        return Waves(spacing, tuple(map(int, numbers)), blur, bool(exact), effects)
 
     @property
     def channels(self) -> int:

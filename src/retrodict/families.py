@@ -284,9 +284,9 @@ class BitSums:
         self, expected: Expected, choose: Callable[[int, Array], Array]
     ) -> tuple[Array, Array]:
         """Block after block: the bits in the order drawn, and log q of them."""
-        (residual,), (effects,), (noise,) = expected.residual, expected.slope, expected.noise
-        blocks = blocks_of(self.waves, self._spans, effects, expected.prior, noise)
-        left = start(self.waves, residual, effects, expected.prior)
+        (residual,), (noise,) = expected.residual, expected.noise
+        blocks = blocks_of(self.waves, self._spans, expected.prior, noise)
+        left = start(self.waves, residual, expected.prior)
         found, chosen = [], []
         for step, block in enumerate(blocks):
             weights = chances_of(block, left, noise)

@@ -99,8 +99,8 @@ def start(expected: Expected, waves: Waves | None = None) -> Left:
     left = Left(jnp.zeros_like(expected.centre), expected.residual)
     if waves is None:
         return left
-    (residual,), (slope,) = expected.residual, expected.slope
-    return left._replace(sum=spectra.start(waves, residual, slope, expected.prior))
+    (residual,) = expected.residual
+    return left._replace(sum=spectra.start(waves, residual, expected.prior))
 
 
 def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
@@ -211,8 +211,8 @@ class BitsView(NamedTuple):
 
 def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[spectra.Block, ...]:
     """The bits of each step, where they add up in one observation."""
-    (slope,), (noise,) = expected.slope, expected.noise
-    return spectra.blocks_of(waves, spans, slope, expected.prior, noise)
+    (noise,) = expected.noise
+    return spectra.blocks_of(waves, spans, expected.prior, noise)
 
 
 def look_at_sum(

@@ -22,7 +22,7 @@ from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
 from retrodict.guides import BITS, Expected
 from retrodict.relations import Link, Table, Window
-from retrodict.spectra import fitted, spans
+from retrodict.spectra import fitted, spans, starts_of
 from retrodict.views import Group, Members, membership
 from retrodict.xla import run_once
 
@@ -269,13 +269,13 @@ def _adds_up(guide: Guide) -> bool:
 def _waves(facts: Facts, told: "_Told") -> tuple[float, ...]:
     """The frequencies at which a sum of bits is looked at."""
     order, slope = np.array(facts.order), np.array(facts.slope)
-    starts = np.cumsum((0, *spans(order.size, BITS)))[:-2]
-    left = [order[start:] for start in starts]
+    cut = spans(order.size, BITS)
+    left = [order[start:] for start in starts_of(cut)[:-1]]
     usual = [np.sqrt(np.median(told.variance[:, bits] @ slope[bits] ** 2)) for bits in left]
     # where noise differs from draw to draw, even small ones should be seen as they are
     noise = float(np.sqrt(np.quantile(told.noise, 0.1)))
     exact = told.exact and bool(np.isnan(facts.centre).all())
-    waves = fitted([slope[bits] for bits in left], usual, noise, exact)
+    waves = fitted(slope[order], cut, usual, noise, exact)
     return tuple(map(float, (waves.spacing, waves.blur, waves.exact, *waves.numbers)))
 
 

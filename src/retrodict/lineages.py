@@ -111,11 +111,11 @@ def paths(
         drawn = {name: value[::-1] for name, value in drawn.items()}
     everyone = jnp.arange(parents.shape[1], dtype=parents.dtype)
 
-    def back(line: Array, step: tuple[Array, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
-        chosen, values = step
-        return chosen[line], {name: value[line] for name, value in values.items()}
+    def back(line: Array, chosen: Array) -> tuple[Array, Array]:
+        return chosen[line], line
 
-    _, followed = jax.lax.scan(back, everyone, (parents, drawn), reverse=True)
+    _, lines = jax.lax.scan(back, everyone, parents, reverse=True)
+    followed = jax.vmap(lambda values, line: jax.tree.map(lambda v: v[line], values))(drawn, lines)
     if backward:
         followed = {name: path[::-1] for name, path in followed.items()}
     return {name: jnp.moveaxis(path, 0, 1) for name, path in followed.items()}

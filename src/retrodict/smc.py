@@ -367,7 +367,7 @@ class Engine:
             )
             return state, (seen, state.log_weights)
 
-        keys = jax.vmap(jax.random.split)(jax.random.split(resample_key, length))
+        keys = jax.random.split(resample_key, (length, 2))
         now = (keys[:, 0], keys[:, 1]), noise, series_data, by_time(summaries)
         entries = (jnp.arange(length), *now)
         moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)

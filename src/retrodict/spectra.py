@@ -7,8 +7,8 @@ that of a sum of independent terms, whose characteristic function is a product:
 
 On an even grid of frequencies that is a Fourier series, which is exact for normal noise as long as
 the sum stays within the period. A few bits are looked at together, as one of all their patterns:
-what a block's patterns add to the phase is the same for all rows wherever the s_d are, so that
-densities of all patterns, and the characteristic function of a block, are products of matrices.
+what a block's patterns add to the phase is known beforehand, as the s_d are, so that densities of
+all patterns, and the characteristic function of a block, are products by constant matrices.
 """
 
 import math
@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from retrodict.heads import along_first, patterns
-from retrodict.rows import total
 
 # Frequencies at the most, and where they end, in units of 1 / σ: the noise leaves exp(-3.3² / 2),
 # four in a thousand, of the last.
@@ -51,12 +50,14 @@ class Waves(NamedTuple):
         numbers: of frequencies that show what is left after each block but the last, powers of two.
         blur: variance that is added to the noise, where so few could not show it as it is.
         exact: whether the picture is: noise is normal, and bits are independent before it.
+        effects: by how much each bit moves the observation, in the order drawn.
     """
 
     spacing: float
     numbers: tuple[int, ...]
     blur: float
     exact: bool
+    effects: tuple[float, ...]
 
     @property
     def parts(self) -> tuple[Int[np.ndarray, " coarse"], Int[np.ndarray, " fine"]]:
@@ -86,7 +87,11 @@ def _even_first(digits: int) -> Int[np.ndarray, " numbers"]:
 
 
 def fitted(
-    effects: Sequence[np.ndarray], spreads: Sequence[float], noise: float, exact: bool
+    effects: Sequence[float],
+    spans: Sequence[int],
+    spreads: Sequence[float],
+    noise: float,
+    exact: bool,
 ) -> Waves:
     """A grid for what is left of a sum after each block of bits but the last.
 
@@ -94,31 +99,38 @@ def fitted(
     length of a period would look right.
 
     Args:
-        effects: of the bits that are left before each.
-        spreads: standard deviations of their sums, as they usually are.
+        effects: of the bits in the order drawn.
+        spans: of the blocks.
+        spreads: standard deviations of what is left of the sum before each, as they usually are.
         noise: standard deviation of the noise, where it is small.
         exact: see `Waves`.
     """
+    known = tuple(map(float, effects))
     needed = [
-        min(float(np.abs(left).sum()), REACH * spread) + REACH * noise
-        for left, spread in zip(effects, spreads, strict=True)
+        min(float(np.abs(known[start:]).sum()), REACH * spread) + REACH * noise
+        for start, spread in zip(starts_of(spans)[:-1], spreads, strict=True)
     ]
     if not needed:
-        return Waves(1.0, (), 0.0, exact)
+        return Waves(1.0, (), 0.0, exact, known)
     least = CUT * needed[0] / (2 * np.pi * noise)
     number = min(2 ** max(0, math.ceil(math.log2(least))), MOST)
     period = max(needed[0], 2 * np.pi * number * noise / CUT)
     shown = max(noise, CUT * period / (2 * np.pi * number))
     strides = [2 ** int(math.log2(min(period / length, number))) for length in needed]
     numbers = tuple(number // stride for stride in strides)
-    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact)
+    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact, known)
+
+
+def starts_of(spans: Sequence[int]) -> tuple[int, ...]:
+    """The first bit of every block."""
+    return tuple(int(end) - span for end, span in zip(np.cumsum(spans), spans, strict=True))
 
 
 class Turn(NamedTuple):
     """Complex numbers, as their parts: XLA's own are worked out one by one."""
 
-    real: Float[Array, "waves *rows"]
-    imaginary: Float[Array, "waves *rows"]
+    real: Float[Array | np.ndarray, "waves *rows"]
+    imaginary: Float[Array | np.ndarray, "waves *rows"]
 
     def __mul__(self, other: "Turn") -> "Turn":  # type: ignore[override]
         return Turn(
@@ -143,19 +155,19 @@ class Block(NamedTuple):
     Attributes:
         chances: of all patterns, before anything is observed.
         sums: by how much each pattern moves the observation.
-        turns: exp(i ω sum) of each pattern; it has rows only if effects do.
+        turns: exp(i ω sum) of each pattern.
         rest: φ of what is not known once these bits are; none if that is noise alone.
     """
 
     chances: Float[Array, "patterns *rows"]
-    sums: Float[Array, "patterns *rows"]
+    sums: Float[np.ndarray, " patterns"]
     turns: Turn
     rest: Turn | None
 
     @property
     def bits(self) -> int:
         """How many."""
-        return self.chances.shape[0].bit_length() - 1
+        return self.sums.size.bit_length() - 1
 
 
 class Sum(NamedTuple):
@@ -173,40 +185,33 @@ class Sum(NamedTuple):
 def blocks_of(
     waves: Waves,
     spans: Sequence[int],
-    effects: Float[Array, "bits *rows"],
     chances: Float[Array, "bits *rows"],
     noise: Float[Array, "*rows"],
 ) -> tuple[Block, ...]:
     """The blocks in the order drawn, each with all that is after it."""
     found: list[Block] = []
     rest: Turn | None = None
-    stop = sum(spans)
     # all but the last have something after them, and what is before sees that of all
-    for number, span in zip((*waves.numbers, 0)[::-1], reversed(spans), strict=True):
-        own = slice(stop - span, stop)
-        sums = _of_patterns(effects[own])
-        # what all rows have in common is a matrix
-        common = _bare(sums)
-        angles = along_first(waves.frequencies.astype(sums.dtype), common[None]) * common
-        turns = Turn(jnp.cos(angles), jnp.sin(angles))
+    numbers = (*waves.numbers, 0)
+    for number, start, span in reversed(list(zip(numbers, starts_of(spans), spans, strict=True))):
+        own = slice(start, start + span)
+        sums = patterns(span) @ np.array(waves.effects[own])
+        angles = np.outer(waves.frequencies, sums)
+        turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
         shown = None if rest is None else _damped(waves, rest.first(number), noise)
         likely = _chances(chances[own])
-        found.insert(0, Block(likely, sums, turns, shown))
-        if stop > span:
-            spectrum = _seen(turns, likely)
+        found.insert(0, Block(likely, sums.astype(chances.dtype), turns, shown))
+        if start:
+            spectrum = Turn.of(jnp.matmul(np.concatenate(turns), likely))
             rest = spectrum if rest is None else spectrum * rest
-        stop -= span
     return tuple(found)
 
 
 def start(
-    waves: Waves,
-    residual: Float[Array, "*rows"],
-    effects: Float[Array, "bits *rows"],
-    chances: Float[Array, "bits *rows"],
+    waves: Waves, residual: Float[Array, "*rows"], chances: Float[Array, "bits *rows"]
 ) -> Sum:
     """Nothing is known yet; `residual` is the observation less its mean."""
-    unset = residual + total(effects * chances)
+    unset = residual + jnp.matmul(np.array(waves.effects, chances.dtype), chances)
     return Sum(unset, _phase(waves, -unset))
 
 
@@ -227,14 +232,15 @@ def chances_of(
 ) -> Float[Array, "patterns *rows"]:
     """Each pattern's chance times the density of what is left, up to a constant."""
     if block.rest is None:
-        gap = jnp.clip((left.unset - block.sums) / jnp.sqrt(noise), -1e9, 1e9)
+        sums = along_first(block.sums, block.chances)
+        gap = jnp.clip((left.unset - sums) / jnp.sqrt(noise), -1e9, 1e9)
         density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
         return block.chances * (density + BLIND)
     number = block.rest.real.shape[0]
     seen = block.rest * left.phase.first(number)
     # the real part of a product, of every pattern
-    cosines, sines = (jnp.swapaxes(part, 0, 1) for part in block.turns.first(number))
-    density = _product(jnp.concatenate([cosines, -sines], 1), jnp.concatenate(seen))
+    cosines, sines = (np.asarray(part).T for part in block.turns.first(number))
+    density = jnp.matmul(np.concatenate([cosines, -sines], 1), jnp.concatenate(seen))
     return block.chances * (jnp.maximum(density, 0) + BLIND)
 
 
@@ -247,12 +253,8 @@ def learn(
     """
     number = 0 if after is None or after.rest is None else after.rest.real.shape[0]
     # from each pattern to the next, as far as they are passed
-    turns = [jnp.diff(part, axis=1) for part in block.turns.first(number)]
-    sums = jnp.diff(_bare(block.sums), axis=0)[None]
-    own = np.diff(patterns(block.bits), axis=0).T
-    own = own.reshape(*own.shape, *(1 for _ in sums.shape[2:]))
-    bits = jnp.broadcast_to(jnp.asarray(own, sums.dtype), (block.bits, *sums.shape[1:]))
-    moved = _product(jnp.concatenate([bits, sums, *turns]), passed)
+    told = np.concatenate([patterns(block.bits).T, block.sums[None], *block.turns.first(number)])
+    moved = jnp.matmul(np.diff(told, axis=1).astype(passed.dtype), passed)
     found, unset = moved[: block.bits], left.unset - moved[block.bits]
     if not number:
         return found, left._replace(unset=unset)
@@ -269,15 +271,6 @@ def passed_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "others *rows"]:
     return passed.astype(bits.dtype)
 
 
-def _bare(sums: Array) -> Array:
-    return sums[..., 0] if sums.ndim > 1 and sums.shape[-1] == 1 else sums
-
-
-def _seen(turns: Turn, weights: Float[Array, "patterns *rows"]) -> Turn:
-    """The weighted sum of what patterns add to the phase."""
-    return Turn.of(_product(jnp.concatenate(turns), weights))
-
-
 def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
     """What noise leaves of each frequency; densities then have the noise's own peak at one."""
     places = waves.places[: spectrum.real.shape[0]]
@@ -289,11 +282,6 @@ def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
     return Turn(spectrum.real * left, spectrum.imaginary * left)
 
 
-def _of_patterns(each: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
-    """For every pattern, the sum over its bits that are set."""
-    return jnp.tensordot(patterns(each.shape[0]).astype(each.dtype), each, 1)
-
-
 def _chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
     """Of every pattern of independent bits."""
     columns = [along_first(column, p) for column in patterns(p.shape[0]).T]
@@ -302,10 +290,3 @@ def _chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
         # a choice between the two would not be worked out in vectors
         found = found * (column * bit + (1 - column) * (1 - bit))
     return found
-
-
-def _product(matrix: Array, vector: Array) -> Array:
-    """Of a matrix, which may have rows, by a vector, which may as well."""
-    if matrix.ndim > 2:
-        return jnp.sum(matrix * vector, 1)
-    return matrix @ vector
