@@ -25,7 +25,7 @@ from retrodict.expectations import cholesky, inverse_of_lower
 from retrodict.guides import Expected
 from retrodict.heads import along_first
 from retrodict.rows import total
-from retrodict.spectra import Waves, blocks_of, chances_of, learn, passed_by, spans, start
+from retrodict.spectra import Waves, blocks_of, chances_of, chosen_by, learn, spans, start
 
 # log γ(x) of every copy, up to a constant; coordinates count from the lower end of their support
 Target: TypeAlias = Callable[[Float[Array, "*copies coordinates"]], Float[Array, "*copies"]]
@@ -194,10 +194,9 @@ class Finite:
     ) -> tuple[Array, Array]:
         weights = jnp.exp(parameters - jnp.max(parameters, 0))
         ends = _ends(weights)
-        passed = _passed(ends, chance.uniform[0])
-        # from each state to the next, as far as they are passed
-        onward = np.diff(self.states, axis=0).T.astype(weights.dtype)
-        return jnp.tensordot(onward, passed, 1), _log_shares([(weights, passed, ends)])
+        chosen = _chosen(ends, chance.uniform[0])
+        row = jnp.tensordot(self.states.T.astype(weights.dtype), chosen, 1)
+        return row, _log_shares([(weights, chosen, ends)])
 
     def log_prob(self, parameters: Array, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         radix = np.append(np.cumprod(self.sizes[:0:-1])[::-1], 1).astype(float)
@@ -214,28 +213,24 @@ def _ends(weights: Array) -> Array:
     return jnp.tensordot(np.tril(np.ones((len(weights),) * 2, weights.dtype)), weights, 1)
 
 
-def _passed(ends: Array, uniform: Array) -> Array:
-    """For each state but the last, whether the one that is chosen comes after it."""
-    return (ends[:-1] <= uniform * ends[-1]).astype(ends.dtype)
+def _chosen(ends: Array, uniform: Array) -> Array:
+    """One for the state whose share a uniform number falls on, zero for all others."""
+    passed = (ends[:-1] <= uniform * ends[-1]).astype(ends.dtype)
+    rows = [(0, 0)] * (passed.ndim - 1)
+    before = jnp.pad(passed, [(1, 0), *rows], constant_values=1)
+    after: Array = before - jnp.pad(passed, [(0, 1), *rows])
+    return after
 
 
-def _log_shares(chosen: Sequence[tuple[Array, Array, Array]]) -> Array:
-    """Of states that come after those passed, of the whole each, with weights and ends: the sum."""
+def _log_shares(choices: Sequence[tuple[Array, Array, Array]]) -> Array:
+    """Of the states chosen each time, of the whole, given weights and ends: the sum."""
     # every weight but one is multiplied by zero: of differences, small ones would be lost
-    inner = [
-        weights[1:-1] * (passed[:-1] - passed[1:])
-        for weights, passed, _ in chosen
-        if len(weights) > 2
-    ]
+    own = jnp.concatenate([weights * chosen for weights, chosen, _ in choices])
     # one product for all
-    owners = np.repeat(np.arange(len(inner)), [len(part) for part in inner])
-    inside = np.equal.outer(np.arange(len(inner)), owners).astype(chosen[0][0].dtype)
-    sums = iter(jnp.tensordot(inside, jnp.concatenate(inner), 1) if inner else ())
-    found = jnp.zeros(())
-    for weights, passed, ends in chosen:
-        own = weights[0] * (1 - passed[0]) + weights[-1] * passed[-1]
-        found = found + jnp.log((own + next(sums) if len(weights) > 2 else own) / ends[-1])
-    return found
+    owners = np.repeat(np.arange(len(choices)), [len(weights) for weights, _, _ in choices])
+    each = np.equal.outer(np.arange(len(choices)), owners).astype(own.dtype)
+    shares = zip(jnp.tensordot(each, own, 1), choices, strict=True)
+    return sum((jnp.log(share / ends[-1]) for share, (_, _, ends) in shares), jnp.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -266,14 +261,14 @@ class BitSums:
         self, parameters: Expected, chance: Chance, c: Coordinate[Array]
     ) -> tuple[Array, Array]:
         bits, log_q = self._through(
-            parameters, lambda step, ends: _passed(ends, chance.uniform[step])
+            parameters, lambda step, ends: _chosen(ends, chance.uniform[step])
         )
         return bits[np.argsort(self.order)], log_q
 
     def log_prob(self, parameters: Expected, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         ends = np.cumsum(self._spans)
         own = np.split(np.array(self.order), ends[:-1])
-        _, log_q = self._through(parameters, lambda step, _: passed_by(row[own[step]]))
+        _, log_q = self._through(parameters, lambda step, _: chosen_by(row[own[step]]))
         return log_q
 
     @property
@@ -287,13 +282,13 @@ class BitSums:
         (residual,), (noise,) = expected.residual, expected.noise
         blocks = blocks_of(self.waves, self._spans, expected.prior, noise)
         left = start(self.waves, residual, expected.prior)
-        found, chosen = [], []
+        found, choices = [], []
         for step, block in enumerate(blocks):
             weights = chances_of(block, left, noise)
             ends = _ends(weights)
-            passed = choose(step, ends)
+            chosen = choose(step, ends)
             after = blocks[step + 1] if step + 1 < len(blocks) else None
-            chosen.append((weights, passed, ends))
-            bits, left = learn(block, left, passed, after)
+            choices.append((weights, chosen, ends))
+            bits, left = learn(block, left, chosen, after)
             found.append(bits)
-        return jnp.concatenate(found), _log_shares(chosen)
+        return jnp.concatenate(found), _log_shares(choices)

@@ -239,7 +239,7 @@ def learn_sum(left: Left, blocks: tuple[spectra.Block, ...], step: int, values: 
     """What is left once a step's bits are known."""
     assert left.sum is not None
     after = blocks[step + 1] if step + 1 < len(blocks) else None
-    _, rest = spectra.learn(blocks[step], left.sum, spectra.passed_by(values), after)
+    _, rest = spectra.learn(blocks[step], left.sum, spectra.chosen_by(values), after)
     return left._replace(sum=rest)
 
 

@@ -8,11 +8,14 @@ that of a sum of independent terms, whose characteristic function is a product:
 On an even grid of frequencies that is a Fourier series, which is exact for normal noise as long as
 the sum stays within the period. A few bits are looked at together, as one of all their patterns:
 what a block's patterns add to the phase is known beforehand, as the s_d are, so that densities of
-all patterns, and the characteristic function of a block, are products by constant matrices.
+all patterns, and the characteristic function of a block, are products by constant matrices. Counted
+from the middle of what a block can add, a pattern and its opposite turn the phase the other way
+round: cosines are needed of half the patterns and their sums, sines of half and their differences.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -138,12 +141,6 @@ class Turn(NamedTuple):
             self.real * other.imaginary + self.imaginary * other.real,
         )
 
-    @staticmethod
-    def of(parts: Float[Array, "parts *rows"]) -> "Turn":
-        """From real parts before imaginary ones."""
-        number = parts.shape[0] // 2
-        return Turn(parts[:number], parts[number:])
-
     def first(self, number: int) -> "Turn":
         """So many of them."""
         return Turn(self.real[:number], self.imaginary[:number])
@@ -154,8 +151,8 @@ class Block(NamedTuple):
 
     Attributes:
         chances: of all patterns, before anything is observed.
-        sums: by how much each pattern moves the observation.
-        turns: exp(i ω sum) of each pattern.
+        sums: by how much each pattern moves the observation from the middle.
+        turns: exp(i ω sum) of the first half of the patterns; the others are their opposites.
         rest: φ of what is not known once these bits are; none if that is noise alone.
     """
 
@@ -169,16 +166,22 @@ class Block(NamedTuple):
         """How many."""
         return self.sums.size.bit_length() - 1
 
+    def shown(self, wave: Turn) -> Float[Array, "patterns *rows"]:
+        """The real part of the sum of wave · exp(i ω sum), for every pattern."""
+        cosines, sines = (part.T for part in self.turns.first(wave.real.shape[0]))
+        even, odd = jnp.matmul(cosines, wave.real), jnp.matmul(sines, wave.imaginary)
+        return jnp.concatenate([even - odd, (even + odd)[::-1]])
+
 
 class Sum(NamedTuple):
     """What of the observation is left to explain.
 
     Attributes:
-        unset: the observation less its mean if no more bits were set.
-        phase: exp(-i ω unset).
+        left: the observation less its mean if bits that are not known were half set.
+        phase: exp(-i ω left).
     """
 
-    unset: Float[Array, "*rows"]
+    left: Float[Array, "*rows"]
     phase: Turn
 
 
@@ -190,29 +193,45 @@ def blocks_of(
 ) -> tuple[Block, ...]:
     """The blocks in the order drawn, each with all that is after it."""
     found: list[Block] = []
+    spectra: list[Turn] = []
+    for span, run in groupby(spans):
+        number, start = len(list(run)), sum(block.bits for block in found)
+        # blocks of one size are looked at together: XLA would share them out among threads
+        own = slice(start, start + number * span)
+        sums = np.array(waves.effects[own]).reshape(number, span) @ (patterns(span).T - 0.5)
+        angles = waves.frequencies[:, None] * sums[:, None, : 2**span // 2]
+        turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
+        likely = _chances(chances[own].reshape(number, span, *chances.shape[1:]))
+        known = zip(likely, sums.astype(chances.dtype), *turns, strict=True)
+        found += [Block(c, s, Turn(*turn), None) for c, s, *turn in known]
+        later = int(start == 0)  # nothing is before the first
+        seen = _seen(Turn(*(part[later:] for part in turns)), likely[later:])
+        spectra += [Turn(*parts) for parts in zip(*seen, strict=True)]
     rest: Turn | None = None
     # all but the last have something after them, and what is before sees that of all
-    numbers = (*waves.numbers, 0)
-    for number, start, span in reversed(list(zip(numbers, starts_of(spans), spans, strict=True))):
-        own = slice(start, start + span)
-        sums = patterns(span) @ np.array(waves.effects[own])
-        angles = np.outer(waves.frequencies, sums)
-        turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
-        shown = None if rest is None else _damped(waves, rest.first(number), noise)
-        likely = _chances(chances[own])
-        found.insert(0, Block(likely, sums.astype(chances.dtype), turns, shown))
-        if start:
-            spectrum = Turn.of(jnp.matmul(np.concatenate(turns), likely))
-            rest = spectrum if rest is None else spectrum * rest
+    for place in reversed(range(len(waves.numbers))):
+        rest = spectra[place] if rest is None else spectra[place] * rest
+        shown = _damped(waves, rest.first(waves.numbers[place]), noise)
+        found[place] = found[place]._replace(rest=shown)
     return tuple(found)
+
+
+def _seen(turns: Turn, weights: Float[Array, "blocks patterns *rows"]) -> Turn:
+    """The weighted sum of exp(i ω sum) over the patterns of each block."""
+    half = turns.real.shape[-1]
+    first, opposite = weights[:, :half], weights[:, : half - 1 : -1]
+    return Turn(
+        jnp.einsum("bwp,bp...->bw...", turns.real, first + opposite),
+        jnp.einsum("bwp,bp...->bw...", turns.imaginary, first - opposite),
+    )
 
 
 def start(
     waves: Waves, residual: Float[Array, "*rows"], chances: Float[Array, "bits *rows"]
 ) -> Sum:
     """Nothing is known yet; `residual` is the observation less its mean."""
-    unset = residual + jnp.matmul(np.array(waves.effects, chances.dtype), chances)
-    return Sum(unset, _phase(waves, -unset))
+    left = residual + jnp.matmul(np.array(waves.effects, chances.dtype), chances - 0.5)
+    return Sum(left, _phase(waves, -left))
 
 
 def _phase(waves: Waves, at: Float[Array, "*rows"]) -> Turn:
@@ -233,42 +252,37 @@ def chances_of(
     """Each pattern's chance times the density of what is left, up to a constant."""
     if block.rest is None:
         sums = along_first(block.sums, block.chances)
-        gap = jnp.clip((left.unset - sums) / jnp.sqrt(noise), -1e9, 1e9)
+        gap = jnp.clip((left.left - sums) / jnp.sqrt(noise), -1e9, 1e9)
         density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
         return block.chances * (density + BLIND)
-    number = block.rest.real.shape[0]
-    seen = block.rest * left.phase.first(number)
-    # the real part of a product, of every pattern
-    cosines, sines = (np.asarray(part).T for part in block.turns.first(number))
-    density = jnp.matmul(np.concatenate([cosines, -sines], 1), jnp.concatenate(seen))
+    density = block.shown(block.rest * left.phase.first(block.rest.real.shape[0]))
     return block.chances * (jnp.maximum(density, 0) + BLIND)
 
 
 def learn(
-    block: Block, left: Sum, passed: Float[Array, "others *rows"], after: Block | None
+    block: Block, left: Sum, chosen: Float[Array, "patterns *rows"], after: Block | None
 ) -> tuple[Float[Array, "bits *rows"], Sum]:
     """A block's bits, and what is left once they are known, as the block after it must see it.
 
-    `passed` is one for each pattern but the last that the one at hand comes after.
+    `chosen` is one for the pattern at hand, and zero for all others.
     """
-    number = 0 if after is None or after.rest is None else after.rest.real.shape[0]
-    # from each pattern to the next, as far as they are passed
-    told = np.concatenate([patterns(block.bits).T, block.sums[None], *block.turns.first(number)])
-    moved = jnp.matmul(np.diff(told, axis=1).astype(passed.dtype), passed)
-    found, unset = moved[: block.bits], left.unset - moved[block.bits]
-    if not number:
-        return found, left._replace(unset=unset)
-    # no bit set, the first pattern, turns nothing
-    turn = Turn.of(moved[block.bits + 1 :])
-    return found, Sum(unset, left.phase.first(number) * turn._replace(real=1 + turn.real))
+    told = np.concatenate([patterns(block.bits).T, block.sums[None]]).astype(chosen.dtype)
+    *bits, moved = jnp.matmul(told, chosen)
+    rest = left._replace(left=left.left - moved)
+    if after is not None and after.rest is not None:
+        number = after.rest.real.shape[0]
+        turns = Turn(*(part[None] for part in block.turns.first(number)))
+        turn = Turn(*(part[0] for part in _seen(turns, chosen[None])))
+        rest = rest._replace(phase=left.phase.first(number) * turn)
+    return jnp.stack(bits), rest
 
 
-def passed_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "others *rows"]:
+def chosen_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
     """What `learn` asks for, of bits that are known."""
     number = bits.shape[0]
     place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
-    passed: Array = jnp.less(along_first(np.arange(2**number - 1), bits), place)
-    return passed.astype(bits.dtype)
+    chosen: Array = jnp.equal(along_first(np.arange(2**number), bits), place)
+    return chosen.astype(bits.dtype)
 
 
 def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
@@ -282,11 +296,12 @@ def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
     return Turn(spectrum.real * left, spectrum.imaginary * left)
 
 
-def _chances(p: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
+def _chances(p: Float[Array, "blocks bits *rows"]) -> Float[Array, "blocks patterns *rows"]:
     """Of every pattern of independent bits."""
-    columns = [along_first(column, p) for column in patterns(p.shape[0]).T]
     found = jnp.ones((1,) * p.ndim, p.dtype)
-    for bit, column in zip(p, columns, strict=True):
+    for place, column in enumerate(patterns(p.shape[1]).T):
+        on = column.reshape(-1, *(1,) * (p.ndim - 2))
         # a choice between the two would not be worked out in vectors
-        found = found * (column * bit + (1 - column) * (1 - bit))
+        bit = p[:, place, None]
+        found = found * (on * bit + (1 - on) * (1 - bit))
     return found
