@@ -159,7 +159,7 @@ def main() -> None:
     """All tables."""
     full = report.full(__doc__)
     engines([10**4, 10**5] if full else [10**4], 15 if full else 7)
-    repeats = 100 if full else 40
+    repeats = 200 if full else 80
     problem = linear(PRECISE_NOISE)
     made = compiled_for(problem, 120 if full else 30)
     blind = [300, 1000, 3000, 10_000]

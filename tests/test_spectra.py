@@ -47,7 +47,8 @@ def expected_of(effects, chances, y):
     arrays = (chances, empty, empty, chances, chances * (1 - chances))
     arrays += (np.array([y - effects @ chances]), effects[None], np.array([NOISE**2]))
     assert number == chances.size
-    return Expected(*(jnp.asarray(a, float) for a in arrays))
+    known = spectra.Effects(tuple(map(float, effects)))
+    return Expected(*(jnp.asarray(a, float) for a in arrays), known)
 
 
 def all_states(number):
@@ -157,7 +158,7 @@ def test_many_rows_are_as_each_alone():
 
 
 def test_frequencies_that_are_enough_for_later_blocks_come_first():
-    waves = spectra.Waves(0.1, (16, 8, 2), 0.0, True, ())
+    waves = spectra.Waves(0.1, (16, 8, 2), 0.0, True)
     assert sorted(waves.places) == list(range(16))
     assert sorted(waves.places[:8]) == list(range(0, 16, 2))
     assert sorted(waves.places[:2]) == [0, 8]
@@ -166,7 +167,7 @@ def test_frequencies_that_are_enough_for_later_blocks_come_first():
 @pytest.mark.parametrize("number", [1, 2, 4, 16, 64])
 def test_phases(number):
     angle = np.linspace(-20, 20, 7)
-    waves = spectra.Waves(1.0, (number,), 0.0, True, ())
+    waves = spectra.Waves(1.0, (number,), 0.0, True)
     found = spectra._phase(waves, jnp.asarray(angle))
     wanted = np.exp(1j * waves.places[:, None] * angle)
     np.testing.assert_allclose(found.real + 1j * np.asarray(found.imaginary), wanted, atol=1e-4)

@@ -23,7 +23,7 @@ from retrodict.graph import Graph
 from retrodict.guides import MOST_CHANNELS, Expected
 from retrodict.model import Evaluation, Expect, carry_name
 from retrodict.moments import NO_INFORMATION, Moments
-from retrodict.spectra import Waves
+from retrodict.spectra import Effects, Waves
 from retrodict.views import Members, Values
 
 
@@ -133,8 +133,14 @@ class Guide:
         if not self.facts.waves:
             return None
         spacing, blur, exact, *numbers = self.facts.waves
-        effects = tuple(self.facts.slope[place] for place in self.facts.order)
-        return Waves(spacing, tuple(map(int, numbers)), blur, bool(exact), effects)
+        return Waves(spacing, tuple(map(int, numbers)), blur, bool(exact))
+
+    @property
+    def effects(self) -> Effects | None:
+        """Where there are waves, by how much each bit moves the observation."""
+        if not self.facts.waves or not self.facts.slope:
+            return None
+        return Effects(tuple(self.facts.slope[place] for place in self.facts.order))
 
     @property
     def channels(self) -> int:
@@ -321,6 +327,7 @@ class Guide:
             _held(line.residual),
             _held(line.slope[:, order]),
             jnp.clip(1 / jnp.maximum(line.weight, 1e-30), 1e-12, NO_INFORMATION),
+            self.effects,
         )
 
     def _taken(self, found: "_Solved", mean: Array, spread: Array) -> Expected:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from retrodict.curves import Coordinate
 from retrodict.expectations import cholesky, inverse_of_lower
-from retrodict.guides import Expected
+from retrodict.guides import Expected, known_effects
 from retrodict.heads import along_first
 from retrodict.rows import total
 from retrodict.spectra import Waves, blocks_of, chances_of, chosen_by, learn, spans, start
@@ -280,8 +280,9 @@ class BitSums:
     ) -> tuple[Array, Array]:
         """Block after block: the bits in the order drawn, and log q of them."""
         (residual,), (noise,) = expected.residual, expected.noise
-        blocks = blocks_of(self.waves, self._spans, expected.prior, noise)
-        left = start(self.waves, residual, expected.prior)
+        effects = known_effects(expected)
+        blocks = blocks_of(self.waves, effects, self._spans, expected.prior, noise)
+        left = start(self.waves, effects, residual, expected.prior)
         found, choices = [], []
         for step, block in enumerate(blocks):
             weights = chances_of(block, left, noise)

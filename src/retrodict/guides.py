@@ -48,6 +48,7 @@ class Expected(NamedTuple):
         residual: observations minus their means, where the latents are at `prior`.
         slope: how these means move with the coordinates.
         noise: the observations' own variance.
+        effects: where bits add up in one observation, its slope, if that is known beforehand.
     """
 
     centre: Float[Array, "coordinates *rows"]
@@ -58,6 +59,7 @@ class Expected(NamedTuple):
     residual: Float[Array, "channels *rows"]
     slope: Float[Array, "channels coordinates *rows"]
     noise: Float[Array, "channels *rows"]
+    effects: spectra.Effects | None = None
 
     @property
     def tails(self) -> Float[Array, "coordinates channels *rows"]:
@@ -66,6 +68,12 @@ class Expected(NamedTuple):
         # few numbers are added up quicker by a product than by a scan
         later = np.triu(np.ones((moved.shape[0],) * 2, moved.dtype))
         return self.noise + jnp.tensordot(later, moved, 1)
+
+
+def known_effects(expected: Expected) -> spectra.Effects:
+    """Of bits that add up in one observation."""
+    assert expected.effects is not None
+    return expected.effects
 
 
 class Left(NamedTuple):
@@ -100,7 +108,8 @@ def start(expected: Expected, waves: Waves | None = None) -> Left:
     if waves is None:
         return left
     (residual,) = expected.residual
-    return left._replace(sum=spectra.start(waves, residual, expected.prior))
+    effects = known_effects(expected)
+    return left._replace(sum=spectra.start(waves, effects, residual, expected.prior))
 
 
 def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
@@ -212,7 +221,7 @@ class BitsView(NamedTuple):
 def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[spectra.Block, ...]:
     """The bits of each step, where they add up in one observation."""
     (noise,) = expected.noise
-    return spectra.blocks_of(waves, spans, expected.prior, noise)
+    return spectra.blocks_of(waves, known_effects(expected), spans, expected.prior, noise)
 
 
 def look_at_sum(

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.coordinates import Latent, blocks, table
 from retrodict.draws import Draws, fresh_keys, usual_number
+from retrodict.errors import UnsupportedModel
 from retrodict.expectations import Child, Facts, Guide, Pieces
 from retrodict.factors import Factor
 from retrodict.graph import Edge, Graph, Site
@@ -249,13 +250,18 @@ def reference_draws(guide: Guide, draws: Draws) -> dict[str, Array]:
 def _with_slope(guide: Guide, draws: Draws) -> Guide:
     """The guide with how bits move a sum, if that is not known: the model has other arguments.
 
-    Elsewhere it need not be known beforehand; but to look at a sum is dear where every row has
-    effects of its own.
+    Elsewhere it need not be known beforehand; but a sum is looked at by tables of what its bits do.
     """
     if not guide.facts.waves or guide.facts.slope:
         return guide
     own_order = guide.facts._replace(order=tuple(range(len(guide.facts.order))))
     told = _information(replace(guide, facts=own_order), reference_draws(guide, draws))
+    if not told.slope:
+        raise UnsupportedModel(
+            f"site '{guide.factor.latents[0]}': with the arguments it was compiled with, each bit "
+            f"moved '{guide.facts.children[0]}' by an amount of its own; with these, the amount "
+            "differs from draw to draw. Compile the model anew with these arguments"
+        )
     return replace(guide, facts=guide.facts._replace(slope=told.slope))
 
 

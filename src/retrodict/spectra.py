@@ -15,9 +15,11 @@ round: cosines are needed of half the patterns and their sums, sines of half and
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -53,14 +55,12 @@ class Waves(NamedTuple):
         numbers: of frequencies that show what is left after each block but the last, powers of two.
         blur: variance that is added to the noise, where so few could not show it as it is.
         exact: whether the picture is: noise is normal, and bits are independent before it.
-        effects: by how much each bit moves the observation, in the order drawn.
     """
 
     spacing: float
     numbers: tuple[int, ...]
     blur: float
     exact: bool
-    effects: tuple[float, ...]
 
     @property
     def parts(self) -> tuple[Int[np.ndarray, " coarse"], Int[np.ndarray, " fine"]]:
@@ -108,25 +108,32 @@ def fitted(
         noise: standard deviation of the noise, where it is small.
         exact: see `Waves`.
     """
-    known = tuple(map(float, effects))
     needed = [
-        min(float(np.abs(known[start:]).sum()), REACH * spread) + REACH * noise
+        min(float(np.abs(effects[start:]).sum()), REACH * spread) + REACH * noise
         for start, spread in zip(starts_of(spans)[:-1], spreads, strict=True)
     ]
     if not needed:
-        return Waves(1.0, (), 0.0, exact, known)
+        return Waves(1.0, (), 0.0, exact)
     least = CUT * needed[0] / (2 * np.pi * noise)
     number = min(2 ** max(0, math.ceil(math.log2(least))), MOST)
     period = max(needed[0], 2 * np.pi * number * noise / CUT)
     shown = max(noise, CUT * period / (2 * np.pi * number))
     strides = [2 ** int(math.log2(min(period / length, number))) for length in needed]
     numbers = tuple(number // stride for stride in strides)
-    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact, known)
+    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact)
 
 
 def starts_of(spans: Sequence[int]) -> tuple[int, ...]:
     """The first bit of every block."""
     return tuple(int(end) - span for end, span in zip(np.cumsum(spans), spans, strict=True))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Effects:
+    """By how much each bit moves the observation, in the order drawn: constants, and no arrays."""
+
+    values: tuple[float, ...]
 
 
 class Turn(NamedTuple):
@@ -187,6 +194,7 @@ class Sum(NamedTuple):
 
 def blocks_of(
     waves: Waves,
+    effects: Effects,
     spans: Sequence[int],
     chances: Float[Array, "bits *rows"],
     noise: Float[Array, "*rows"],
@@ -198,7 +206,7 @@ def blocks_of(
         number, start = len(list(run)), sum(block.bits for block in found)
         # blocks of one size are looked at together: XLA would share them out among threads
         own = slice(start, start + number * span)
-        sums = np.array(waves.effects[own]).reshape(number, span) @ (patterns(span).T - 0.5)
+        sums = np.array(effects.values[own]).reshape(number, span) @ (patterns(span).T - 0.5)
         angles = waves.frequencies[:, None] * sums[:, None, : 2**span // 2]
         turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
         likely = _chances(chances[own].reshape(number, span, *chances.shape[1:]))
@@ -227,10 +235,13 @@ def _seen(turns: Turn, weights: Float[Array, "blocks patterns *rows"]) -> Turn:
 
 
 def start(
-    waves: Waves, residual: Float[Array, "*rows"], chances: Float[Array, "bits *rows"]
+    waves: Waves,
+    effects: Effects,
+    residual: Float[Array, "*rows"],
+    chances: Float[Array, "bits *rows"],
 ) -> Sum:
     """Nothing is known yet; `residual` is the observation less its mean."""
-    left = residual + jnp.matmul(np.array(waves.effects, chances.dtype), chances - 0.5)
+    left = residual + jnp.matmul(np.array(effects.values, chances.dtype), chances - 0.5)
     return Sum(left, _phase(waves, -left))
 
 
