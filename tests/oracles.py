@@ -72,13 +72,13 @@ def compiled(name, training=QUICK):
 
 
 @cache
-def data_of(name):
+def data_of(name, training=QUICK):
     """One data set: a synthetic one; of the network, one that does not hang on rare events."""
     if name == "pumps":
         return PUMPS
     if name == "network":
         return {"xray": np.array(1), "dyspnoea": np.array(1)}
-    graph = compiled(name).graph
+    graph = compiled(name, training).graph
     values = jax.jit(graph.program.simulate)(key(11))
     return {site: np.asarray(values[site]) for site in graph.observed}
 

@@ -200,7 +200,7 @@ def half():
         (scales, ("y",), {("tau",): "gamma"}),
         (variances, ("y",), {("v",): "inverse gamma"}),
         (events, ("y",), {("x",): "gamma"}),
-        (coins, ("y",), {("a", "b"): None, ("p",): "beta"}),
+        pytest.param(coins, ("y",), {("a", "b"): None, ("p",): "beta"}, marks=pytest.mark.slow),
         (labels, ("y",), {("z",): "finite"}),
         (cauchy, ("y",), {("x",): None}),
         (half, ("y",), {("s",): None}),
@@ -241,6 +241,7 @@ def test_conjugate_answers_come_without_training(tmp_path):
     assert abs(six.mean("tau") - 5 / 6) < 0.05
 
 
+@pytest.mark.slow
 def test_elements_may_have_bounds_of_their_own():
     """Trials that differ from coin to coin: the evidence is that of the beta-binomial."""
     y = np.array([3, 5, 9])

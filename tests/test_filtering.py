@@ -59,6 +59,7 @@ def test_streaming_needs_a_filter():
         compiled("normal").filter_init(key(), 10)
 
 
+@pytest.mark.slow
 @group("series")
 def test_loop_and_scan_are_the_same_model():
     steps = 4
@@ -152,6 +153,7 @@ def test_a_step_costs_the_same_however_late():
     assert abs(state.log_evidence - exact) < 1e-3
 
 
+@pytest.mark.slow
 @group("series")
 def test_a_long_filter_is_trusted_for_what_it_knows():
     """All trajectories share their first steps; the last states and the evidence are right."""

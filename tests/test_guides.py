@@ -394,6 +394,7 @@ def test_a_normal_is_matched_on_every_curve(curve):
     assert abs(x.std() - sd) < 0.15 * sd
 
 
+@pytest.mark.slow
 def test_the_guide_narrows_what_is_hard_to_learn():
     """Posteriors a thousand times narrower than the prior, after a few steps of training."""
 

@@ -27,6 +27,8 @@ from retrodict.inference import PLAN_PARTICLES, Inference, Settings
 from retrodict.resampling import systematic
 from zoo import key
 
+SLOW = pytest.mark.slow
+
 
 @cache
 def many_answers(name, method):
@@ -116,7 +118,7 @@ def test_only_values_change_nothing_is_compiled_again():
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param("rates", "importance", marks=[group("rates"), pytest.mark.slow]),
+        pytest.param("rates", "importance", marks=[group("rates"), SLOW]),
         pytest.param("series", "smc", marks=group("series")),
     ],
 )
@@ -147,7 +149,10 @@ def test_plan_measures_every_candidate():
 
 
 @group("rates")
-@pytest.mark.parametrize(("method", "threshold"), [("importance", 0.0), ("smc", 0.9)])
+@pytest.mark.parametrize(
+    ("method", "threshold"),
+    [("importance", 0.0), pytest.param("smc", 0.9, marks=SLOW)],
+)
 def test_planning_runs_the_methods_themselves(method, threshold):
     """With a threshold that is known only when it runs, as with one that is part of the program."""
     model = compiled("rates")
@@ -161,6 +166,7 @@ def test_planning_runs_the_methods_themselves(method, threshold):
     assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
 
 
+@SLOW
 @group("rates")
 def test_densities_counted_at_once_are_those_counted_by_stage():
     """Where nothing is resampled: known beforehand, the model is run once, else for each stage."""
@@ -197,7 +203,8 @@ def test_nothing_to_plan_where_there_is_one_stage():
 
 @group("hierarchy")
 def test_answers_carry_names_and_verdict():
-    answer = compiled("hierarchy").infer(key(), data_of("hierarchy"), 500, rescue=False)
+    data = data_of("hierarchy", NOTHING)
+    answer = compiled("hierarchy", NOTHING).infer(key(), data, 500, rescue=False)
     table = answer.summary()
     assert "b[2, 1]" in table.index or "b[2,1]" in table.index
     assert answer.trust in ("good", "fair", "poor")
@@ -224,7 +231,7 @@ def test_impossible_data_name_stage_and_site():
     ("name", "method", "y"),
     [
         pytest.param("rates", "importance", [10**6] * 3, marks=group("rates")),
-        pytest.param("rates", "divide", [10**5, 1, 10**5], marks=group("rates")),
+        pytest.param("rates", "divide", [10**5, 1, 10**5], marks=[group("rates"), SLOW]),
         pytest.param("series", "smc", [100.0] * 8, marks=group("series")),
     ],
 )
@@ -254,18 +261,18 @@ BAD_DATA = {
 @pytest.mark.parametrize(("data", "message"), BAD_DATA.values(), ids=BAD_DATA.keys())
 def test_bad_data_are_explained(data, message):
     with pytest.raises(rd.DataError, match=message):
-        compiled("coin").infer(key(), data, 10)
+        compiled("coin", NOTHING).infer(key(), data, 10)
 
 
 @group("coin")
 def test_bad_settings_are_explained():
-    data = data_of("coin")
+    data = data_of("coin", NOTHING)
     with pytest.raises(ValueError, match="'divide'; for this model there are 'auto'"):
-        compiled("coin").infer(key(), data, 10, method="divide")
+        compiled("coin", NOTHING).infer(key(), data, 10, method="divide")
     with pytest.raises(ValueError, match="at least one"):
-        compiled("coin").infer(key(), data, 0)
+        compiled("coin", NOTHING).infer(key(), data, 0)
     with pytest.raises(ValueError, match="ess_threshold"):
-        compiled("coin").infer(key(), data, 10, ess_threshold=2.0)
+        compiled("coin", NOTHING).infer(key(), data, 10, ess_threshold=2.0)
 
 
 @group("rates")

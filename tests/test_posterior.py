@@ -434,6 +434,7 @@ def judged(x, lw):
     )
 
 
+@pytest.mark.slow
 def test_good_answers_are_right():
     """Of the answers called good at most 2 % have a mean off by more than 3 se + 0.1 sd.
 

@@ -98,6 +98,7 @@ print(repr(float(answer.log_evidence)), answer.samples["theta"].tobytes().hex()[
 """
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_answers(compiled, saved):
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(saved), __name__]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

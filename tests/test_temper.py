@@ -51,6 +51,7 @@ def test_rescue_reaches_the_exact_answer(name):
     assert good > 0  # else no answer was of any use
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("hard regression")
 def test_what_a_rescue_says():
     found = compiled_hard("regression").infer(key(1), HARD["regression"].data, K)
@@ -77,6 +78,7 @@ def test_nobody_is_rescued_against_their_will():
     assert asked[0].infer(key(1), asked[1], 50).trust == "poor"  # too few to be moved
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("hard two modes")
 def test_poor_answers_among_many_are_rescued():
     """Of three, two are far out; with one rescue allowed, one stays poor, with a warning."""
@@ -98,7 +100,9 @@ def test_poor_answers_among_many_are_rescued():
 MODELS = ("series", "chain")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=group(name)) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[group(name), *slow_if(name == "chain")]) for name in MODELS]
+)
 def test_networks_that_know_nothing_are_no_obstacle(name):
     data = data_of(name)
     found = compiled(name, NOTHING).infer(key(3), data, K, method="temper")

@@ -103,7 +103,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=slow_if(k in ("loop", "mixture", "discrete"))) for k in KINDS]
+    "kind",
+    [pytest.param(k, marks=slow_if(k in ("loop", "mixture", "discrete"))) for k in KINDS],
 )
 def test_every_kind_of_model_learns_more_than_its_prior(kind):
     training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)
@@ -229,6 +230,7 @@ def test_a_batch_whose_gradient_is_not_finite_is_passed_over():
     assert max(jax.tree.leaves(moved)) == pytest.approx(0.1, rel=1e-3)  # Adam's first step
 
 
+@pytest.mark.slow
 def test_one_fixed_set_over_fits_where_fresh_ones_do_not(monkeypatch):
     options = {"batch_size": 32, "dataset_size": 64, "heldout_size": 512, "learning_rate": 1e-2}
     training = Training(max_steps=600, passes=10**6, patience=10**6, **options)
