@@ -218,8 +218,8 @@ def _chosen(ends: Array, uniform: Array) -> Array:
     passed = (ends[:-1] <= uniform * ends[-1]).astype(ends.dtype)
     rows = [(0, 0)] * (passed.ndim - 1)
     before = jnp.pad(passed, [(1, 0), *rows], constant_values=1)
-    after: Array = before - jnp.pad(passed, [(0, 1), *rows])
-    return after
+    chosen: Array = before - jnp.pad(passed, [(0, 1), *rows])
+    return chosen
 
 
 def _log_shares(choices: Sequence[tuple[Array, Array, Array]]) -> Array:
