@@ -150,11 +150,11 @@ def test_many_rows_are_as_each_alone():
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *rows)
     left, blocks = guides.start(together, waves), guides.sums(waves, cut, together)
     for step, end in enumerate(np.cumsum(cut)):
-        logits = guides.look_at_sum(together, left, blocks[step])
+        logits = guides.look_at_sum(waves, together, left, blocks[step])
         for row in range(3):
             shown = partial(np.testing.assert_allclose, atol=5e-3)
             shown(jax.nn.softmax(logits[:, row]), jax.nn.softmax(alone[row][step]))
-        left = guides.learn_sum(left, blocks, step, bits[end - cut[step] : end])
+        left = guides.learn_sum(left, blocks[step], bits[end - cut[step] : end])
 
 
 def test_frequencies_that_are_enough_for_later_blocks_come_first():

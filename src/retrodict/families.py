@@ -282,14 +282,13 @@ class BitSums:
         (residual,), (noise,) = expected.residual, expected.noise
         effects = known_effects(expected)
         blocks = blocks_of(self.waves, effects, self._spans, expected.prior, noise)
-        left = start(self.waves, effects, residual, expected.prior)
+        left = start(effects, residual, expected.prior)
         found, choices = [], []
         for step, block in enumerate(blocks):
-            weights = chances_of(block, left, noise)
+            weights = chances_of(self.waves, block, left, noise)
             ends = _ends(weights)
             chosen = choose(step, ends)
-            after = blocks[step + 1] if step + 1 < len(blocks) else None
             choices.append((weights, chosen, ends))
-            bits, left = learn(block, left, chosen, after)
+            bits, left = learn(block, left, chosen)
             found.append(bits)
         return jnp.concatenate(found), _log_shares(choices)

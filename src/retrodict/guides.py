@@ -87,7 +87,7 @@ class Left(NamedTuple):
 
     noise: Float[Array, "coordinates *rows"]
     residual: Float[Array, "channels *rows"]
-    sum: spectra.Sum | None = None
+    sum: Float[Array, "*rows"] | None = None
 
 
 class View(NamedTuple):
@@ -109,7 +109,7 @@ def start(expected: Expected, waves: Waves | None = None) -> Left:
         return left
     (residual,) = expected.residual
     effects = known_effects(expected)
-    return left._replace(sum=spectra.start(waves, effects, residual, expected.prior))
+    return left._replace(sum=spectra.start(effects, residual, expected.prior))
 
 
 def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
@@ -225,11 +225,11 @@ def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[spectr
 
 
 def look_at_sum(
-    expected: Expected, left: Left, block: spectra.Block
+    waves: Waves, expected: Expected, left: Left, block: spectra.Block
 ) -> Float[Array, "patterns *rows"]:
     """Logits of all patterns of a step's bits, where they add up in one observation."""
     assert left.sum is not None
-    return _held_up(jnp.log(spectra.chances_of(block, left.sum, expected.noise[0])))
+    return _held_up(jnp.log(spectra.chances_of(waves, block, left.sum, expected.noise[0])))
 
 
 def look_at_all_sums(
@@ -239,16 +239,15 @@ def look_at_all_sums(
     left, found = start(expected, waves), []
     blocks = sums(waves, spans, expected)
     for step, end in enumerate(np.cumsum(spans)):
-        found.append(look_at_sum(expected, left, blocks[step]))
-        left = learn_sum(left, blocks, step, row[end - spans[step] : end])
+        found.append(look_at_sum(waves, expected, left, blocks[step]))
+        left = learn_sum(left, blocks[step], row[end - spans[step] : end])
     return found
 
 
-def learn_sum(left: Left, blocks: tuple[spectra.Block, ...], step: int, values: Array) -> Left:
+def learn_sum(left: Left, block: spectra.Block, values: Array) -> Left:
     """What is left once a step's bits are known."""
     assert left.sum is not None
-    after = blocks[step + 1] if step + 1 < len(blocks) else None
-    _, rest = spectra.learn(blocks[step], left.sum, spectra.chosen_by(values), after)
+    _, rest = spectra.learn(block, left.sum, spectra.chosen_by(values))
     return left._replace(sum=rest)
 
 

@@ -152,7 +152,7 @@ def _look_at_sum(given: _Given, left: guides.Left | None, run: Run, c: Coordinat
     network, guide = given.network, given.guide
     assert network.waves is not None and guide is not None and left is not None
     block = guide.blocks[run.first_step]
-    logits = guides.look_at_sum(guide.expected, left, block)
+    logits = guides.look_at_sum(network.waves, guide.expected, left, block)
     return _look(guide, left, run.head, c, run.start)._replace(logits=logits)
 
 
@@ -212,7 +212,7 @@ def _written_out(
     value, log_q = _drawn(head, params, noise[step], seen.c)
     left = _learn(guide, known.left, seen, run.start, value)
     if network.waves is not None and guide is not None and left is not None:
-        left = guides.learn_sum(left, guide.blocks, step, value)
+        left = guides.learn_sum(left, guide.blocks[step], value)
     after = _Known(
         jnp.concatenate([known.features, head.feature(value, seen.c)]),
         tuple(states),
