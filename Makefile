@@ -8,6 +8,9 @@ USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
 
+# Where bytecode is not kept, every process would compile all it imports, for some four seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types unit slow bench docs format clean
 
 demo: $(USABLE)

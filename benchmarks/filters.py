@@ -5,11 +5,13 @@ a series and the exact log evidence. A run gives the seconds it took and its log
 """
 
 import json
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +35,7 @@ from retrodict.smc import Engine
 from retrodict.xla import run_often
 
 DRIFT, SPREAD, NOISE, STEPS = 0.9, 1.0, 0.7, 100
+ALONE = {"NPROC": "1"}  # XLA, which else has a thread for every core, then has one
 PEERS = {
     "cuthbert": ("cuthbert==0.1.1", f"jax=={jax.__version__}"),
     "particles": ("particles==0.4",),
@@ -117,13 +120,28 @@ def asked(peer: Peer, num: int, threshold: float) -> Run:
 
 def started(stack: ExitStack, problem: Problem) -> dict[str, Peer]:
     """The peers, with the problem, until the stack is left."""
-    folder, text = Path(__file__).parent, json.dumps(problem.numbers)
-    return {
-        name: stack.enter_context(
-            Peer(environment(*packages), folder / f"filtering_{name}.py", text)
-        )
-        for name, packages in PEERS.items()
-    }
+    return {name: _peer(stack, problem, name) for name in PEERS}
+
+
+def alone(stack: ExitStack, problem: Problem) -> dict[str, Peer]:
+    """Those of the peers that use XLA, which keeps to one thread."""
+    return {"cuthbert, one thread": _peer(stack, problem, "cuthbert", **ALONE)}
+
+
+def _peer(stack: ExitStack, problem: Problem, name: str, **settings: str) -> Peer:
+    script = Path(__file__).parent / f"filtering_{name}.py"
+    python = environment(*PEERS[name])
+    return stack.enter_context(Peer(python, script, json.dumps(problem.numbers), **settings))
+
+
+def compiled_alone(stack: ExitStack, problem: Problem, compiled: Any) -> Peer:
+    """The filter that is compiled, in a process in which XLA keeps to one thread."""
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    path = compiled.save(folder / "filter.rd")
+    script, root = Path(__file__).with_name("filtering_ours.py"), Path(__file__).parents[1]
+    arguments = (problem.model.__name__, str(path), json.dumps(problem.y.tolist()))
+    settings = {"PYTHONPATH": str(root), **ALONE}
+    return stack.enter_context(Peer(Path(sys.executable), script, *arguments, **settings))
 
 
 def bootstrap(problem: Problem) -> Proposal:

@@ -36,11 +36,21 @@ def environment(*requirements: str) -> Path:
 
 
 class Peer:
-    """A script that answers a line with a line, in a process that stays alive."""
+    """A script that answers a line with a line, in a process that stays alive.
 
-    def __init__(self, python: Path, script: Path, *arguments: str) -> None:
+    Args:
+        python: the interpreter.
+        script: what it is to run, with the arguments that follow.
+        settings: variables of its environment, beside those of this process.
+    """
+
+    def __init__(self, python: Path, script: Path, *arguments: str, **settings: str) -> None:
         self.process = subprocess.Popen(
-            [python, script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, script, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings,
         )
 
     def read(self) -> list[str]:

@@ -75,7 +75,7 @@ def draw(net, noise):
         x, log_q = net.draw(net.encode({}), noise)
         return x["x"], log_q, net.log_prob({}, x)
 
-    return jax.vmap(one)(noise)
+    return jax.jit(jax.vmap(one))(noise)
 
 
 @pytest.mark.parametrize("name", SUPPORTS)

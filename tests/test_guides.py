@@ -283,7 +283,7 @@ def test_bits_are_drawn_whatever_is_observed(y):
     expected = guide.step({}, {"y": jnp.array(y)}, jnp.array(0), jnp.full(3, 0.3))
     latents = (Latent("a", constraints.boolean, (3,)),)
     net = SMALL.build(zoo.key(0), latents, (), Guided((1, 2, 0), 1))
-    _, log_q = jax.vmap(lambda k: net.sample_and_log_prob(k, {EXPECTED: expected}))(
+    _, log_q = jax.jit(jax.vmap(lambda k: net.sample_and_log_prob(k, {EXPECTED: expected})))(
         jax.random.split(zoo.key(1), 20)
     )
     assert np.isfinite(log_q).all()
@@ -333,14 +333,15 @@ def test_draws_of_a_guided_network_have_the_density_they_say(kind):
     order = order or tuple(range(latents[0].shape[0]))
     net = SMALL.build(zoo.key(0), latents, (), Guided(order, channels))
     context = {EXPECTED: random_expected(np.random.default_rng(1), len(order), channels)}
-    x, log_q = jax.vmap(lambda k: net.sample_and_log_prob(k, context))(
+    x, log_q = jax.jit(jax.vmap(lambda k: net.sample_and_log_prob(k, context)))(
         jax.random.split(zoo.key(1), 400)
     )
-    again = jax.vmap(lambda x: net.log_prob(context, x))(x)
+    log_prob = jax.jit(jax.vmap(lambda x: net.log_prob(context, x)))
+    again = log_prob(x)
     np.testing.assert_allclose(log_q, again, atol=2e-4)
     if kind == "bits":
         rows = jnp.array(np.indices((2, 2, 2)).reshape(3, -1).T)
-        each = jnp.exp(jax.vmap(lambda a: net.log_prob(context, {"a": a}))(rows))
+        each = jnp.exp(log_prob({"a": rows}))
         np.testing.assert_allclose(each.sum(), 1, rtol=1e-4)
         # Frequencies of 400 draws, to four standard errors.
         seen = np.array([(np.asarray(x["a"]) == row).all(1).mean() for row in np.asarray(rows)])
@@ -353,7 +354,8 @@ def test_a_guided_density_integrates_to_one():
     net = SMALL.build(zoo.key(0), latents, (), Guided((0,), 0))
     context = {EXPECTED: random_expected(np.random.default_rng(2), 1, 0)}
     z = jnp.linspace(-16, 16, 20001)
-    density = jnp.exp(jax.vmap(lambda z: net.log_prob(context, {"a": jnp.exp(z)}) + z)(z))
+    log_density = jax.vmap(lambda z: net.log_prob(context, {"a": jnp.exp(z)}) + z)
+    density = jnp.exp(jax.jit(log_density)(z))
     # A Cauchy has 0.04 of its mass beyond ±16.
     np.testing.assert_allclose(jnp.trapezoid(density, z), 1 - SMALL.wide * 0.04, atol=1e-3)
 
@@ -388,7 +390,7 @@ def test_a_normal_is_matched_on_every_curve(curve):
     c = c._replace(curve=jnp.array(curve), lower=jnp.array(lower), upper=jnp.array(upper))
     z, scale = match_gaussian(jnp.array(mean), jnp.array(sd), c)
     draws = z + scale * jax.random.normal(zoo.key(0), (20000,))
-    x = jax.vmap(lambda z: constrain(z, c, (curve,)))(draws)
+    x = jax.jit(jax.vmap(lambda z: constrain(z, c, (curve,))))(draws)
     # Matching is to second order in sd: within a tenth of it.
     assert abs(x.mean() - mean) < 0.1 * sd
     assert abs(x.std() - sd) < 0.15 * sd

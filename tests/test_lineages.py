@@ -70,10 +70,10 @@ def test_lineage_error_is_the_spread_over_runs():
     typical = np.sqrt(np.mean(np.square(se)))
     assert typical == pytest.approx(np.std(total), rel=0.1)
     # so few steps are all seen from the start
-    eves = jax.vmap(weights.trace_eves)(ancestors)
-    np.testing.assert_allclose(se, jax.vmap(weights.lineage_se)(lw, eves), rtol=0.15)
+    eves = jax.jit(jax.vmap(weights.trace_eves))(ancestors)
+    np.testing.assert_allclose(se, jax.jit(jax.vmap(weights.lineage_se))(lw, eves), rtol=0.15)
     # without ancestry it is far too small
-    alone = np.sqrt(np.mean(np.square(jax.vmap(weights.log_evidence_se)(lw))))
+    alone = np.sqrt(np.mean(np.square(jax.jit(jax.vmap(weights.log_evidence_se))(lw))))
     assert alone < 0.7 * typical
     total, se, *_ = filters(1000, rule=multinomial)
     assert 0.95 < np.sqrt(np.mean(np.square(se))) / np.std(total) < 1.5
@@ -82,8 +82,8 @@ def test_lineage_error_is_the_spread_over_runs():
 @pytest.mark.parametrize("threshold", [0.5, 1.0])
 def test_lineage_error_of_a_long_series_outlives_its_first_ancestors(threshold):
     total, se, _, ancestors = filters(400, length=200, threshold=threshold)
-    eves = jax.vmap(weights.trace_eves)(ancestors)
-    assert np.all(np.asarray(jax.vmap(weights.num_families)(eves)) <= 4)
+    eves = jax.jit(jax.vmap(weights.trace_eves))(ancestors)
+    assert np.all(np.asarray(jax.jit(jax.vmap(weights.num_families))(eves)) <= 4)
     # the sd of 400 runs is known to 1 part in √800, and log Ẑ is off by more than its first order
     assert np.sqrt(np.mean(np.square(se))) == pytest.approx(np.std(total), rel=0.2)
     assert np.std(se) < 0.1 * np.mean(se)

@@ -75,7 +75,7 @@ def test_simulation_is_batched_and_has_the_right_moments():
 
 def test_densities_vectorise_under_jit():
     program = rd.trace(CASES["nested"].model, ["y"]).program
-    values = jax.vmap(program.simulate)(jax.random.split(key(), 5))
+    values = jax.jit(jax.vmap(program.simulate))(jax.random.split(key(), 5))
     together = jax.jit(jax.vmap(program.log_density))(values)
     for number in range(5):
         alone = program.log_density({name: v[number] for name, v in values.items()})

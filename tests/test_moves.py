@@ -60,6 +60,7 @@ def test_a_trajectory_that_flies_off_is_not_followed(monkeypatch, flies_off):
         assert np.all(np.asarray(seen.trajectory) == 0) and np.all(np.asarray(seen.jump) == 0)
     else:
         assert stayed.mean() < 0.9
-    levels = jax.vmap(lambda walker: level(walker.densities, place))(moved)
-    again = jax.vmap(lambda walker: level(target.densities(data, walker.particle), place))(moved)
+    levels = jax.jit(jax.vmap(lambda walker: level(walker.densities, place)))(moved)
+    anew = jax.vmap(lambda walker: level(target.densities(data, walker.particle), place))
+    again = jax.jit(anew)(moved)
     np.testing.assert_allclose(levels, again, rtol=1e-4, atol=1e-3)

@@ -25,7 +25,7 @@ def case(num, spread=2.0, seed=0):
 
 def offspring(rule, lw, num, runs=RUNS, seed=0):
     keys = jax.random.split(jax.random.key(seed), runs)
-    ancestors = jax.vmap(lambda key: rule(key, lw, num))(keys)
+    ancestors = jax.jit(jax.vmap(lambda key: rule(key, lw, num)))(keys)
     counts = jax.vmap(lambda a: jnp.zeros(lw.shape[0], jnp.int32).at[a].add(1))(ancestors)
     return np.asarray(ancestors), np.asarray(counts)
 

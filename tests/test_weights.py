@@ -92,8 +92,8 @@ def test_se_is_that_of_the_mean_weight():
 
 def test_se_is_the_spread_over_runs():
     lw = 0.5 * jax.random.normal(jax.random.key(0), (4000, 1000))
-    log_means = jax.vmap(weights.log_mean_exp)(lw)
-    typical = np.sqrt(np.mean(np.square(jax.vmap(weights.log_evidence_se)(lw))))
+    log_means = jax.jit(jax.vmap(weights.log_mean_exp))(lw)
+    typical = np.sqrt(np.mean(np.square(jax.jit(jax.vmap(weights.log_evidence_se))(lw))))
     # the sd of a sample of 4000 is known to 1 part in √8000
     np.testing.assert_allclose(np.std(log_means), typical, rtol=4 / np.sqrt(8000))
 
@@ -138,7 +138,7 @@ def test_k_of_generalised_pareto_weights(k):
     num, runs = 20_000, 64
     tail = np.ceil(3 * np.sqrt(num))
     w = stats.genpareto(k).rvs((runs, num), random_state=np.random.default_rng(int(10 * k)))
-    found = jax.vmap(weights.pareto_k)(jnp.log(w))
+    found = jax.jit(jax.vmap(weights.pareto_k))(jnp.log(w))
     expected = (tail * k + 10 * 0.5) / (tail + 10)  # what the prior makes of it
     # asymptotic sd of a fitted shape, (1 + k) / √M
     np.testing.assert_allclose(np.std(found), (1 + k) / np.sqrt(tail), rtol=0.35)
@@ -160,7 +160,9 @@ def test_k_of_too_few_or_too_equal_weights():
 def test_k_does_not_depend_on_level_and_maps():
     lw = np.stack([log_weights(seed, 300, 1.5) for seed in range(5)])
     one_by_one = [float(pareto_k(jnp.asarray(row))) for row in lw]
-    np.testing.assert_allclose(jax.vmap(weights.pareto_k)(jnp.asarray(lw)), one_by_one, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(weights.pareto_k))(jnp.asarray(lw)), one_by_one, rtol=1e-5
+    )
     np.testing.assert_allclose(pareto_k(jnp.asarray(lw[0]) + 64.0), one_by_one[0], atol=1e-3)
 
 
@@ -183,7 +185,7 @@ def test_mcse_is_the_spread_over_runs():
         lw, _ = weights.normalise(-0.5 * (x - 0.5) ** 2 + 0.5 * (x / 1.5) ** 2)
         return weights.weighted_mean(lw, x), weights.weighted_mcse(lw, x, jnp.arange(300))
 
-    means, errors = jax.vmap(run)(keys)
+    means, errors = jax.jit(jax.vmap(run))(keys)
     typical = np.sqrt(np.mean(np.square(errors)))
     # and a bias of O(1/K) in the variance of a ratio estimator
     np.testing.assert_allclose(np.std(means), typical, rtol=4 / np.sqrt(6000) + 5 / 300)

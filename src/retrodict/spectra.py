@@ -197,11 +197,12 @@ def blocks_of(
         sums = np.array(effects.values[own]).reshape(number, span) @ (patterns(span).T - 0.5)
         angles = waves.frequencies[:, None] * sums[:, None, : 2**span // 2]
         turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
-        likely = _chances(chances[own].reshape(number, span, *chances.shape[1:]))
-        known = zip(likely, sums.astype(chances.dtype), *turns, strict=True)
-        found += [Block(c, s, Turn(*turn), None) for c, s, *turn in known]
+        bits = chances[own].reshape(number, span, *chances.shape[1:])
+        known = zip(bits, sums.astype(chances.dtype), *turns, strict=True)
+        # each by itself: XLA would work out those of all for each
+        found += [Block(_chances(p[None])[0], s, Turn(*turn), None) for p, s, *turn in known]
         later = int(start == 0)  # nothing is before the first
-        seen = _seen(Turn(*(part[later:] for part in turns)), likely[later:])
+        seen = _seen(Turn(*(part[later:] for part in turns)), _chances(bits[later:]))
         spectra += [Turn(*parts) for parts in zip(*seen, strict=True)]
     rest: Turn | None = None
     # all but the last have something after them, and what is before sees that of all
@@ -233,17 +234,17 @@ def start(
     return residual + jnp.matmul(np.array(effects.values, chances.dtype), chances - 0.5)
 
 
-def _phase(waves: Waves, at: Float[Array, "*rows"]) -> Turn:
-    """exp(i ω at), by parts: sines are dear, products are not."""
-    first, second = waves.parts
-    places = along_first(np.concatenate([first, second]), at[None])
-    circle = _circle(places * (at * (waves.spacing / (2 * np.pi))))
+def _phase(waves: Waves, at: Float[Array, "*rows"], number: int) -> Turn:
+    """exp(i ω at) of so many frequencies, by parts: sines are dear, products are not."""
+    coarse, fine = waves.parts
+    coarse = coarse[: -(-number // fine.size)]
+    places = along_first(np.concatenate([coarse, fine]), at[None])
+    circle = _circle(jnp.multiply(places, at * (waves.spacing / (2 * np.pi))))
     # a product by one keeps them from being worked out again wherever they are used
     one = np.eye(places.shape[0], dtype=at.dtype)
-    circle = Turn(*(jnp.tensordot(one, part, 1) for part in circle))
-    coarse, fine = circle.first(first.size), Turn(*(part[first.size :] for part in circle))
-    both = Turn(*(p[:, None] for p in coarse)) * Turn(*(p[None] for p in fine))
-    return Turn(*(part.reshape(-1, *at.shape) for part in both))
+    parts = [jnp.split(jnp.tensordot(one, part, 1), [coarse.size]) for part in circle]
+    both = Turn(*(p[:, None] for p, _ in parts)) * Turn(*(p[None] for _, p in parts))
+    return Turn(*(part.reshape(-1, *at.shape) for part in both)).first(number)
 
 
 def _circle(turns: Float[Array, "*rows"]) -> Turn:
@@ -267,7 +268,7 @@ def chances_of(
         gap = jnp.clip((left - sums) / jnp.sqrt(noise), -1e9, 1e9)
         density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
         return block.chances * (density + BLIND)
-    phase = _phase(waves, -left).first(block.rest.real.shape[0])
+    phase = _phase(waves, -left, block.rest.real.shape[0])
     return block.chances * (jnp.maximum(block.shown(block.rest * phase), 0) + BLIND)
 
 
@@ -303,11 +304,13 @@ def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
 
 
 def _chances(p: Float[Array, "blocks bits *rows"]) -> Float[Array, "blocks patterns *rows"]:
-    """Of every pattern of independent bits."""
-    found = jnp.ones((1,) * p.ndim, p.dtype)
-    for place, column in enumerate(patterns(p.shape[1]).T):
-        on = column.reshape(-1, *(1,) * (p.ndim - 2))
+    """Of every pattern of independent bits, the last changing first."""
+    number = p.shape[1]
+    if number == 1:
+        set_to = np.arange(2.0).reshape(2, *(1,) * (p.ndim - 2)).astype(p.dtype)
         # a choice between the two would not be worked out in vectors
-        bit = p[:, place, None]
-        found = found * (on * bit + (1 - on) * (1 - bit))
-    return found
+        either: Array = (1 - set_to) + (2 * set_to - 1) * p
+        return either
+    # by halves it takes few operations, and what takes many XLA would share out among threads
+    first, second = (_chances(half) for half in jnp.split(p, [number // 2], 1))
+    return (first[:, :, None] * second[:, None]).reshape(p.shape[0], 2**number, *p.shape[2:])
