@@ -127,6 +127,7 @@ def test_answers_that_call_themselves_poor_are_a_fault():
     )
 
 
+@pytest.mark.slow
 def test_data_sets_are_worked_on_in_parts(monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 4 * 300 * 4 * 30)
     found = rd.calibrate(zoo.key(1), compiled(), 70, 300)

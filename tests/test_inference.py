@@ -119,7 +119,7 @@ def test_only_values_change_nothing_is_compiled_again():
     ("name", "method"),
     [
         pytest.param("rates", "importance", marks=[group("rates"), SLOW]),
-        pytest.param("series", "smc", marks=group("series")),
+        pytest.param("series", "smc", marks=[group("series"), SLOW]),
     ],
 )
 def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
@@ -140,6 +140,7 @@ def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
     assert abs(many.log_evidence.mean() - whole.log_evidence) < 1
 
 
+@SLOW
 @group("rates")
 def test_plan_measures_every_candidate():
     model = compiled("rates")
@@ -148,11 +149,9 @@ def test_plan_measures_every_candidate():
     assert plan.method == max(plan.ess, key=plan.ess.get)
 
 
+@SLOW
 @group("rates")
-@pytest.mark.parametrize(
-    ("method", "threshold"),
-    [("importance", 0.0), pytest.param("smc", 0.9, marks=SLOW)],
-)
+@pytest.mark.parametrize(("method", "threshold"), [("importance", 0.0), ("smc", 0.9)])
 def test_planning_runs_the_methods_themselves(method, threshold):
     """With a threshold that is known only when it runs, as with one that is part of the program."""
     model = compiled("rates")

@@ -79,7 +79,7 @@ def test_lineage_error_is_the_spread_over_runs():
     assert 0.95 < np.sqrt(np.mean(np.square(se))) / np.std(total) < 1.5
 
 
-@pytest.mark.parametrize("threshold", [0.5, 1.0])
+@pytest.mark.parametrize("threshold", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_lineage_error_of_a_long_series_outlives_its_first_ancestors(threshold):
     total, se, _, ancestors = filters(400, length=200, threshold=threshold)
     eves = jax.jit(jax.vmap(weights.trace_eves))(ancestors)

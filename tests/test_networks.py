@@ -353,6 +353,7 @@ def test_learns_a_beta_posterior_of_bits():
     assert -3 * se < gap < 0.02
 
 
+@pytest.mark.slow
 def test_learns_a_gamma_posterior_of_a_count():
     def simulate(key):
         rate_key, count_key = jax.random.split(key)

@@ -100,9 +100,8 @@ def test_poor_answers_among_many_are_rescued():
 MODELS = ("series", "chain")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[group(name), *slow_if(name == "chain")]) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=group(name)) for name in MODELS])
 def test_networks_that_know_nothing_are_no_obstacle(name):
     data = data_of(name)
     found = compiled(name, NOTHING).infer(key(3), data, K, method="temper")

@@ -104,7 +104,7 @@ KINDS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=slow_if(k in ("loop", "mixture", "discrete"))) for k in KINDS],
+    [pytest.param(k, marks=slow_if(k != "scan")) for k in KINDS],
 )
 def test_every_kind_of_model_learns_more_than_its_prior(kind):
     training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)
@@ -293,11 +293,22 @@ PLACES = {
 }
 
 
+# as others, but in another network
+LATER = ("between networks", "second network")
+
+
 # An exception comes where the program has a handler of its own for the signal, or in the thread.
 @pytest.mark.parametrize(
     ("place", "act"),
-    [(place, control_c) for place in PLACES if "thread" not in place]
-    + [(place, raises) for place in ("first simulation", "next set, in the thread")],
+    [
+        pytest.param(place, control_c, marks=slow_if(place in LATER))
+        for place in PLACES
+        if "thread" not in place
+    ]
+    + [
+        pytest.param("first simulation", raises, marks=pytest.mark.slow),
+        ("next set, in the thread", raises),
+    ],
 )
 def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
     owner, name, number = PLACES[place]
