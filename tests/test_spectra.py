@@ -129,7 +129,9 @@ def test_draws_have_the_density_they_say(exact):
     np.testing.assert_allclose(log_q, again, atol=2e-3)
 
 
-@pytest.mark.parametrize("y", [-1e15, pytest.param(300.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "y", [-1e15, *(pytest.param(y, marks=pytest.mark.slow) for y in (300.0, 1e15))]
+)
 def test_bits_are_drawn_whatever_is_observed(y):
     """Even where everything is as good as impossible, there are draws, and they have a density."""
     effects, chances, _ = random_sum(4)
