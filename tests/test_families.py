@@ -301,6 +301,7 @@ def plane(steps=6):
     scan(step, jnp.zeros(2), None, length=steps)
 
 
+@pytest.mark.slow
 def test_a_correlated_state_is_drawn_as_the_kalman_filter_has_it():
     assert family_of(plane, ("y",)) == {("x",): "normal"}
     compiled = quietly(plane, ("y",))

@@ -154,6 +154,7 @@ def test_evidence_is_unbiased_where_values_are_put_aside():
     assert abs(ratio.mean() - 1) < 3 * error
 
 
+@pytest.mark.slow
 def test_where_it_fails_is_told():
     """A site that no particle makes possible is known by its name, in a loop as elsewhere."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exact import ORACLES
-from oracles import NOTHING, PARTICLES, compiled, group, many_data_of, runs
+from oracles import NOTHING, PARTICLES, compiled, group, many_data_of, runs, slow_if
 from zoo import key
 
 
@@ -22,9 +22,17 @@ def off(answers, exact):
 # Resampling the pumps' parameters before any count is weighed leaves few, and no answer is called
 # good: there is nothing to be checked.
 CALLED_GOOD = [run for run in runs() if run.values != ("pumps", "smc")]
+# Exact answers of many data sets take long, and a series is another model with time.
+LONG = ("chain",)
 
 
-@pytest.mark.parametrize(("name", "method"), CALLED_GOOD)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(*run.values, id=run.id, marks=[*run.marks, *slow_if(run.values[0] in LONG)])
+        for run in CALLED_GOOD
+    ],
+)
 def test_good_answers_are_right(name, method):
     """At most 2 % of them are off, and the evidence's error is what it says."""
     data, exact = many_data_of(name)
