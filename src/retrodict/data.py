@@ -13,7 +13,17 @@ from retrodict.graph import Graph, Site
 
 
 def check_data(graph: Graph, data: Mapping[str, Any], *, many: bool = False) -> dict[str, Array]:
-    """Observed values as JAX arrays of the sites' shapes and kinds.
+    """As `checked_data`, but JAX arrays."""
+    arrays: dict[str, Array] = jax.device_put(checked_data(graph, data, many=many))
+    return arrays
+
+
+def checked_data(
+    graph: Graph, data: Mapping[str, Any], *, many: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Observed values as arrays of the sites' shapes and kinds, copied.
+
+    What is handed to a program as it is takes a tenth of the time that `jax.device_put` takes.
 
     Args:
         graph: the model's.
@@ -54,7 +64,7 @@ def _names(graph: Graph) -> str:
     return ", ".join(f"'{n}' {graph.sites[n].shape}" for n in graph.observed)
 
 
-def _checked(site: Site, given: Any, many: bool) -> Array:
+def _checked(site: Site, given: Any, many: bool) -> np.ndarray[Any, Any]:
     if isinstance(given, jax.Array):
         given = jax.device_get(given)
     try:
@@ -93,8 +103,7 @@ def _checked(site: Site, given: Any, many: bool) -> Array:
             raise DataError(f"site '{site.name}': a value is beyond the largest integer, {limit}")
     array = array.astype(site.dtype)
     _check_support(site, array)
-    checked: Array = jax.device_put(array)
-    return checked
+    return array
 
 
 def _shape(site: Site, many: bool) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Key, PyTree
 
+from retrodict import threefry
 from retrodict.coordinates import Latent, Values, flatten, table, unflatten
 from retrodict.curves import Coordinate, constrain, unconstrain
 from retrodict.encoders import Context
@@ -57,7 +58,7 @@ class Exact(eqx.Module):
     def noise(self, key: Key[Array, ""], copies: tuple[int, ...] = ()) -> "Noise":
         """All the chance that draws need, axes of copies first."""
         number = self.family.uniforms(self.scaling.centre.size)
-        uniform = jax.random.uniform(key, (number + bool(self.share), *copies))
+        uniform = threefry.uniform(key, (number + bool(self.share), *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
         # copies come first for who vectorises over them, but are kept last: see `rows`
         if not self.share:

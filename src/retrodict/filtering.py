@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict.data import check_data
+from retrodict import threefry
+from retrodict.data import checked_data
 from retrodict.errors import DataError
 from retrodict.graph import Graph
 from retrodict.population import Population, blame, start
@@ -130,7 +131,7 @@ class StreamingFilter:
         self, networks: Networks, rng_key: PRNGKeyArray, state: FilterState, data: Mapping[str, Any]
     ) -> tuple[FilterState, FilterInfo]:
         """Take in one observation."""
-        checked = check_data(self._step_graph, data)
+        checked = checked_data(self._step_graph, data)
         length = self.graph.scan_lengths[self.stage.scan or 0]
         if self._ends and int(state.time) >= length:
             raise DataError(
@@ -155,7 +156,7 @@ class StreamingFilter:
 
             def advance(networks: Any, key: PRNGKeyArray, state: FilterState, given: Any) -> Any:
                 time = jnp.minimum(state.time, length - 1)
-                keys, before = jax.random.split(key), state.population
+                keys, before = threefry.split(key), state.population
                 population, seen = engine.advance(
                     networks, (keys[0], keys[1]), self.stage, before, {}, given, time, {}
                 )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from retrodict import guides, sampler
+from retrodict import guides, sampler, threefry
 from retrodict.autoregressive import Autoregressive, Encoding, initial, rows_of, runs, sharing
 from retrodict.coordinates import Latent, Values, blocks, flatten, table, unflatten
 from retrodict.curves import Coordinate
@@ -247,7 +247,7 @@ class ConditionalMADE(eqx.Module):
         """All the chance that draws need: `Head.chance` of numbers strictly between 0 and 1."""
         plan = self.network.plan
         numbers = max(run.head.uniforms for run in plan)
-        uniform = jax.random.uniform(key, (plan[-1].at_steps.stop, numbers, *copies))
+        uniform = threefry.uniform(key, (plan[-1].at_steps.stop, numbers, *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
         parts = []
         for run in plan:
