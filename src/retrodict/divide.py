@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.factors import Factor
 from retrodict.population import reweigh, start
 from retrodict.proposal import Networks, Proposal
@@ -82,7 +81,7 @@ class Divider:
         loss = Loss(jnp.zeros(()), {}, [])
         possible: dict[str, Array] = {}
         for number, factor in enumerate(factors):
-            merge_key, draw_key = threefry.split(threefry.fold_in(rng_key, number))
+            merge_key, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
             closing = [name for name, stage in when.items() if stage == number]
             if number == 0:
                 closing += [name for name, stage in when.items() if stage == -1]
@@ -128,7 +127,7 @@ class Divider:
         """Bring what is left together; count what could not be counted in any one population."""
         roots = [b for b in branches if not b.plates]
         leaves = [b for b in branches if b.plates]
-        last_key = threefry.fold_in(rng_key, len(self.proposal.inverse.factors))
+        last_key = jax.random.fold_in(rng_key, len(self.proposal.inverse.factors))
         values, evidence, loss = self._merge(last_key, values, leaves, (), loss)
         rest = [n for n, stage in when.items() if stage == len(self.proposal.inverse.factors)]
         density, can = self._densities(data, values, rest, ())
@@ -174,7 +173,7 @@ class Divider:
         for number, branch in enumerate(branches):
             flat = branch.log_weights.reshape(-1, self.num_particles)
             log_weights, log_mean = jax.vmap(normalise)(flat)
-            keys = threefry.split(threefry.fold_in(rng_key, number), (flat.shape[0], 2))
+            keys = jax.random.split(jax.random.fold_in(rng_key, number), (flat.shape[0], 2))
 
             def choose(key: PRNGKeyArray, log_weights: Array) -> Array:
                 chosen = self.resample(key[0], log_weights, self.num_particles)

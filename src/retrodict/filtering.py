@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.data import checked_data
 from retrodict.errors import DataError
 from retrodict.graph import Graph
@@ -156,7 +155,7 @@ class StreamingFilter:
 
             def advance(networks: Any, key: PRNGKeyArray, state: FilterState, given: Any) -> Any:
                 time = jnp.minimum(state.time, length - 1)
-                keys, before = threefry.split(key), state.population
+                keys, before = jax.random.split(key), state.population
                 population, seen = engine.advance(
                     networks, (keys[0], keys[1]), self.stage, before, {}, given, time, {}
                 )

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.coordinates import Block, blocks
 from retrodict.factors import Factor
 from retrodict.proposal import Networks
@@ -109,13 +108,13 @@ class Moves:
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, tuning: Tuning, metric: Array
     ) -> tuple[Walker, Acceptance]:
         """One move of every kind."""
-        row_key, change_key = threefry.split(rng_key)
+        row_key, change_key = jax.random.split(rng_key)
         how = Acceptance(jnp.ones(()), jnp.ones(len(self.limits)), jnp.zeros(()), jnp.zeros(()))
         if self.target.continuous:
             walker, how = self._trajectory(row_key, walker, place, tuning, metric, how)
         accepted = []
         if self.target.discrete:
-            keys = threefry.split(change_key, len(self.limits))
+            keys = jax.random.split(change_key, len(self.limits))
             redraws: list[Callable[..., Any]] = [partial(self._redraw, f) for f in self.jumping]
             for key, change, n in zip(keys, [*redraws, self._flip], tuning.changes, strict=True):
                 walker, chance = change(key, walker, place, n)
@@ -137,7 +136,7 @@ class Moves:
         """One transition of Hamiltonian Monte Carlo."""
         from blackjax.mcmc import hmc  # slow to import, and seldom needed
 
-        step_key, move_key = threefry.split(rng_key)
+        step_key, move_key = jax.random.split(rng_key)
         # steps of many lengths, for no coordinate to come back to where it was
         log_step = jnp.log(tuning.steps[metric]) + SPREAD * jax.random.normal(step_key)
         turn = jnp.clip(jnp.round(TRAJECTORY / tuning.steps[metric]), 1, MOST_STEPS)
@@ -168,7 +167,7 @@ class Moves:
         self, factor: Factor, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
     ) -> tuple[Walker, Float[Array, ""]]:
         """Draw some copies of a factor anew, given all else."""
-        choice_key, draw_key, test_key = threefry.split(rng_key, 3)
+        choice_key, draw_key, test_key = jax.random.split(rng_key, 3)
         target, sizes = self.target, self._copies(factor)
         assembly = target.proposal.assemblies[factor.latents]
         network = place.networks[str(factor.network)]
@@ -183,7 +182,7 @@ class Moves:
             old = assembly.x(values, index)
             return jax.tree.map(partial(jnp.where, chosen[flat]), drawn, old), log_q
 
-        mixed, log_q = jax.vmap(one)(threefry.split(draw_key, total), jnp.arange(total))
+        mixed, log_q = jax.vmap(one)(jax.random.split(draw_key, total), jnp.arange(total))
         mixed = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), mixed)
         proposed = {**values, **assembly.gather(mixed, self.target.graph.sites)}
         # Copies may see one another: what leads back is asked in the context they would be in.
@@ -205,12 +204,12 @@ class Moves:
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
     ) -> tuple[Walker, Float[Array, ""]]:
         """Change some discrete coordinates at random: a step as likely back as there."""
-        choice_key, step_key, test_key = threefry.split(rng_key, 3)
+        choice_key, step_key, test_key = jax.random.split(rng_key, 3)
         if not self._flippable:
             return walker, jnp.zeros(())
         sizes = [block.size for block in self._flippable]
         chosen = jnp.split(_choose(choice_key, sum(sizes), number), np.cumsum(sizes)[:-1])
-        keys = threefry.split(step_key, len(sizes))
+        keys = jax.random.split(step_key, len(sizes))
         discrete = walker.particle.discrete
         changed = dict(discrete)
         inside = jnp.ones((), bool)
@@ -247,7 +246,7 @@ def _test(
     log_ratio = gain + level(there.densities, place) - level(here.densities, place)
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     chance = jnp.exp(jnp.minimum(log_ratio, 0.0))
-    accept = threefry.uniform(rng_key) < chance
+    accept = jax.random.uniform(rng_key) < chance
     return jax.tree.map(partial(jnp.where, accept), there, here), chance
 
 
@@ -269,9 +268,9 @@ def adapted(moves: Moves, tuning: Tuning, metric: Int[Array, ""], seen: Acceptan
 
 def _choose(rng_key: PRNGKeyArray, total: int, number: Array) -> Array:
     """About `number` of `total` places, at random."""
-    place_key, round_key = threefry.split(rng_key)
-    wanted = jnp.floor(number + threefry.uniform(round_key))
-    order = jnp.argsort(threefry.uniform(place_key, (total,)))
+    place_key, round_key = jax.random.split(rng_key)
+    wanted = jnp.floor(number + jax.random.uniform(round_key))
+    order = jnp.argsort(jax.random.uniform(place_key, (total,)))
     return jnp.zeros(total, bool).at[order].set(jnp.arange(total) < wanted)
 
 
@@ -279,8 +278,8 @@ def _step(rng_key: PRNGKeyArray, block: Block, old: Array) -> Array:
     """Another category, all alike; or a count up or down, mostly by little."""
     if block.family != "count":
         upper = jnp.asarray(block.table.upper)
-        turn = jnp.floor(threefry.uniform(rng_key, old.shape) * jnp.maximum(upper, 1.0)) + 1
+        turn = jnp.floor(jax.random.uniform(rng_key, old.shape) * jnp.maximum(upper, 1.0)) + 1
         return jnp.mod(old + turn, upper + 1)
-    size_key, sign_key = threefry.split(rng_key)
+    size_key, sign_key = jax.random.split(rng_key)
     size = jnp.floor(jnp.exp(1.5 * jnp.abs(jax.random.normal(size_key, old.shape))))
     return old + size * jax.random.rademacher(sign_key, old.shape, old.dtype)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.conditionals import Conditional
 from retrodict.contexts import Assembly, assemble, follows_time
 from retrodict.design import designs
@@ -172,7 +171,7 @@ class Proposal:
         values: dict[str, Array] = dict(data)
         log_q = jnp.zeros(())
         for number, stage in enumerate(self.stages):
-            stage_key = threefry.fold_in(rng_key, number)
+            stage_key = jax.random.fold_in(rng_key, number)
             drawn, stage_log_q = self.draw_stage(networks, stage_key, stage, values)
             values |= drawn
             log_q = log_q + stage_log_q
@@ -251,7 +250,7 @@ class Proposal:
         """Noise for every network of a step, by its first latent; leading axes have some shape."""
         return {
             factor.latents[0]: self.noise(
-                networks, threefry.fold_in(rng_key, number), factor, shape
+                networks, jax.random.fold_in(rng_key, number), factor, shape
             )
             for number, factor in enumerate(stage.factors)
             if not factor.own
@@ -262,8 +261,8 @@ class Proposal:
         rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
     ) -> dict[str, Array]:
         """Keys for the latents of a step that are drawn from the model's own conditional."""
-        bases = {name: threefry.fold_in(rng_key, n) for n, name in enumerate(stage.own)}
-        return {name: threefry.split(key, shape) if shape else key for name, key in bases.items()}
+        bases = {name: jax.random.fold_in(rng_key, n) for n, name in enumerate(stage.own)}
+        return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
 
     def draw_copies(
         self, networks: Networks, noise: Noise, factor: Factor, values: Values
@@ -291,7 +290,7 @@ class Proposal:
         self, rng_key: PRNGKeyArray, names: Sequence[str], values: Values
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
         """From the model's own conditional; what else the run draws is not used."""
-        keys = {name: threefry.fold_in(rng_key, number) for number, name in enumerate(names)}
+        keys = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(names)}
         found = self.graph.program.run(jax.random.key(0), values, keys=keys, only=names)
         log_q = sum((found.log_density[name].sum() for name in names), jnp.zeros(()))
         return {name: found.values[name] for name in names}, log_q
@@ -343,7 +342,7 @@ class Proposal:
 
         def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
             time, key, given, now = inputs
-            noise_key, own_key = threefry.split(key)
+            noise_key, own_key = jax.random.split(key)
             chance = self.step_noise(networks, noise_key, stage) | self.own_keys(own_key, stage)
             carry, drawn, log_q, found = self.draw_step(
                 networks, chance, stage, outer, given, time, carry, now
@@ -351,7 +350,7 @@ class Proposal:
             own = (found.log_density[name].sum() for name in stage.own)
             return carry, (drawn, sum(own, log_q))
 
-        times, keys = jnp.arange(length), threefry.split(rng_key, length)
+        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
         backward = self.graph.reversed_scans[stage.scan]
         entries = (times, keys, series, by_time(summaries))
         _, (drawn, log_q) = scan(step, carry, entries, reverse=backward)
@@ -469,7 +468,7 @@ class Proposal:
             for number, factor in enumerate(stage.factors):
                 assembly = self.assemblies[factor.latents]
                 known = {**values, **self.designs, **drawn}
-                noise = self.noise(networks, threefry.fold_in(key, number), factor)
+                noise = self.noise(networks, jax.random.fold_in(key, number), factor)
                 x, factor_log_q = self._copies(networks, noise, assembly, known, (time,))
                 now = _one_step(assembly, x, sites)
                 drawn = drawn | {n: drawn[n].at[time].set(v) for n, v in now.items()}
@@ -477,7 +476,7 @@ class Proposal:
             return drawn, log_q
 
         forward = self.graph.reversed_scans[stage.scan]
-        times, keys = jnp.arange(length), threefry.split(rng_key, length)
+        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
         drawn, log_q = scan(step, blank, (times, keys), reverse=not forward)
         return drawn, log_q.sum()
 

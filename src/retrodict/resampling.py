@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt
 
-from retrodict import threefry
 from retrodict.weights import normalise
 
 # Positions stay below 2^30, which leaves a factor of two for weights that sum to a little over 1.
@@ -137,7 +136,7 @@ def _step_bits(num: int) -> int:
 
 def _random_steps(rng_key: PRNGKeyArray, shape: tuple[int, ...], bits: int) -> Array:
     """Uniform on the steps of one offspring."""
-    return (threefry.bits(rng_key, shape) >> (32 - bits)).astype(jnp.int32)
+    return (jax.random.bits(rng_key, shape, jnp.uint32) >> (32 - bits)).astype(jnp.int32)
 
 
 def _ends(log_weights: Array, num: int, bits: int) -> Array:

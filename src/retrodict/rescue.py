@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.errors import DataError
 from retrodict.moves import Moves
 from retrodict.population import blame
@@ -102,7 +101,7 @@ class Rescuer:
         target = self.temperer.moves.target
 
         def complete(rng_key: PRNGKeyArray, data: Values, climb: Climb) -> dict[str, Array]:
-            keys = threefry.split(rng_key, self.temperer.num)
+            keys = jax.random.split(rng_key, self.temperer.num)
             particles = climb.walkers.particle
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.lineages import Lineage, paths, survivors
 from retrodict.loops import one_by_one, scan
 from retrodict.population import Population, reweigh, start
@@ -123,8 +122,8 @@ class Engine:
         last, aside, parents_at = self._last_needed(closes), _Aside(), {}
         choose = jax.jit(lambda key, state: self._resample(key, state))
         for number, stage in enumerate(stages):
-            stage_key = threefry.fold_in(rng_key, number)
-            resample_key, draw_key = threefry.split(stage_key)
+            stage_key = jax.random.fold_in(rng_key, number)
+            resample_key, draw_key = jax.random.split(stage_key)
             closing = closes[number]
             if self.proposal.runs_forward(stage):
                 particles, series = self._series(
@@ -179,7 +178,7 @@ class Engine:
         """All stages, where nothing is resampled: one run of the model gives all densities."""
         particles, log_qs = start(self.num_particles), []
         for number, stage in enumerate(self.proposal.stages):
-            _, draw_key = threefry.split(threefry.fold_in(rng_key, number))
+            _, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
             particles, log_q = self._draw(networks, draw_key, stage, data, particles)
             log_qs.append(log_q)
         closes = self._closing()
@@ -244,7 +243,7 @@ class Engine:
         data: Values,
         particles: Population,
     ) -> tuple[Population, Float[Array, " particles"]]:
-        chance, factor = threefry.split(rng_key, self.num_particles), stage.factors[0]
+        chance, factor = jax.random.split(rng_key, self.num_particles), stage.factors[0]
         together = stage.scan is None and not factor.own
         if together:
             chance = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
@@ -358,7 +357,7 @@ class Engine:
         moving = carried(particles, carry, held / length if particles.values else None)
 
         # In one go it is made quicker than step by step, and is no larger than what is kept.
-        resample_key, draw_key = threefry.split(rng_key)
+        resample_key, draw_key = jax.random.split(rng_key)
         noise = self.proposal.step_noise(networks, draw_key, stage, (length, self.num_particles))
 
         def step(state: Population, inputs: Any) -> tuple[Population, Any]:
@@ -368,7 +367,7 @@ class Engine:
             )
             return state, (seen, state.log_weights)
 
-        keys = threefry.split(resample_key, (length, 2))
+        keys = jax.random.split(resample_key, (length, 2))
         now = (keys[:, 0], keys[:, 1]), noise, series_data, by_time(summaries)
         entries = (jnp.arange(length), *now)
         moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
@@ -422,7 +421,7 @@ class Engine:
 
         values: Any = state.values
         chance = self.proposal.own_keys(draw_key, stage, (self.num_particles,))
-        noise_key = threefry.fold_in(draw_key, len(chance))
+        noise_key = jax.random.fold_in(draw_key, len(chance))
         chance |= noise or self.proposal.step_noise(
             networks, noise_key, stage, (self.num_particles,)
         )

@@ -32,7 +32,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict import threefry
 from retrodict.moves import Acceptance, Moves, Place, Tuning, Walker, adapted
 from retrodict.proposal import Networks
 from retrodict.resampling import Resampler
@@ -131,7 +130,7 @@ class Temperer:
     def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Pool:
         """Every other draw from the networks, the others from the prior."""
         target = self.moves.target
-        keys = threefry.split(rng_key, (POOL // 2 * self.num, 2))
+        keys = jax.random.split(rng_key, (POOL // 2 * self.num, 2))
 
         def weigh(particle: Particle) -> tuple[Walker, Array]:
             walker = Walker(particle, target.densities(data, particle))
@@ -194,7 +193,7 @@ class Temperer:
     ) -> Climb:
         """The next temperature: reweigh, resample, move."""
         stop, first = climb.stops, climb.stops == 0
-        resample_key, move_key = threefry.split(threefry.fold_in(rng_key, stop))
+        resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stop))
         candidates = Candidates.of(self, pool, climb)
         share = jnp.where(first, self.share / POOL, self.share)
         found = next_temperature(candidates, climb.lam, share, first)
@@ -204,7 +203,7 @@ class Temperer:
         number = jnp.where(first, POOL * self.size, self.size)
         log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(number)
         tuning = self._tuning(climb, candidates, log_weights, follow)
-        keys = threefry.split(resample_key, self.islands)
+        keys = jax.random.split(resample_key, self.islands)
         chosen = jax.vmap(lambda key, weights: self.resample(key, weights, self.size))(
             keys, log_weights
         )
@@ -266,7 +265,7 @@ class Temperer:
 
         def sweep(state: tuple[Walker, Tuning, Sweeps]) -> tuple[Walker, Tuning, Sweeps]:
             walkers, tuning, seen = state
-            keys = threefry.split(threefry.fold_in(rng_key, seen.number), self.num)
+            keys = jax.random.split(jax.random.fold_in(rng_key, seen.number), self.num)
             metric = (stop + seen.number) % 2
             walkers, accepted = self._each(
                 lambda key, walker: self.moves.sweep(key, walker, place, tuning, metric),
