@@ -30,7 +30,7 @@ from retrodict.heads import along_first, patterns
 # four in a thousand, of the last.
 MOST, CUT = 64, 3.3
 # How far sums reach, in standard deviations of what adds up.
-REACH = 8.0
+REACH = 7.0
 # What a series in single precision cannot tell from nothing, of the noise's own peak.
 BLIND = 1e-6
 
