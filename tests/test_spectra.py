@@ -103,6 +103,27 @@ def test_a_density_sums_to_one_and_is_the_posterior():
     assert 0 < divergence < 0.01
 
 
+@pytest.mark.parametrize("seed", [3, 5, 15])
+def test_what_is_seldom_keeps_its_chance(seed):
+    # bits that hardly ever switch, but four of which did: their sum is far from what is expected,
+    # and a period off it looks usual
+    rng = np.random.default_rng(seed)
+    effects, before = np.linspace(24, 4, NUMBER), rng.integers(0, 2, NUMBER)
+    chances = np.where(before == 1, 0.95, 0.05)
+    after = before.copy()
+    after[rng.choice(NUMBER, 4, replace=False)] ^= 1
+    y = float(after @ effects + NOISE * rng.normal())
+    waves = waves_of(effects, chances)
+    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
+    net = Exact.of(BitSums(tuple(range(NUMBER)), waves, BITS), latents)
+    context = {EXPECTED: expected_of(effects, chances, y)}
+    states = jnp.asarray(all_states(NUMBER))
+    log_q = jax.jit(jax.vmap(lambda x: net.log_prob(context, {"x": x})))(states)
+    log_p = exact_log_posterior(effects, chances, y)
+    # mean of the weights of draws from p, one if q is p; in the thousands if periods are mistaken
+    assert np.sum(np.exp(2 * log_p - np.asarray(log_q))) < 30
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_draws_have_the_density_they_say(exact):
     effects, chances, y = random_sum(4)
@@ -164,6 +185,10 @@ def test_frequencies_that_are_enough_for_later_blocks_come_first():
     assert sorted(waves.places) == list(range(16))
     assert sorted(waves.places[:8]) == list(range(0, 16, 2))
     assert sorted(waves.places[:2]) == [0, 8]
+    waves = spectra.Waves(0.1, (48, 24, 3), 0.0, True)
+    assert sorted(waves.places) == list(range(48))
+    assert sorted(waves.places[:24]) == list(range(0, 48, 2))
+    assert sorted(waves.places[:3]) == [0, 16, 32]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 16, 64])

@@ -26,13 +26,20 @@ from jaxtyping import Array, Float, Int
 
 from retrodict.heads import along_first, patterns
 
-# Frequencies at the most, and where they end, in units of 1 / σ: the noise leaves exp(-3.3² / 2),
-# four in a thousand, of the last.
-MOST, CUT = 64, 3.3
+# Frequencies at the most, and where they end, in units of 1 / σ: the noise leaves exp(-3² / 2),
+# one in a hundred, of the last.
+MOST, CUT = 64, 3.0
 # How far sums reach, in standard deviations of what adds up.
 REACH = 7.0
 # What a series in single precision cannot tell from nothing, of the noise's own peak.
 BLIND = 1e-6
+# What a series so short leaves in doubt, in the same unit. Without it, what is seldom and not shown
+# would have next to no chance, and then a weight to match.
+DOUBT = 1e-4
+# Products of more multiplications than this XLA hands to Eigen, which takes two to three times as
+# long for a few dozen rows. So they are cut into parts, if they need not be many: every part has a
+# copy of what is multiplied.
+WRITTEN_DOWN, PARTS = 2**14, (1, 2, 4)
 
 
 def spans(number: int, most: int) -> tuple[int, ...]:
@@ -52,7 +59,7 @@ class Waves(NamedTuple):
 
     Attributes:
         spacing: between two frequencies, the first being zero.
-        numbers: of frequencies that show what is left after each block but the last, powers of two.
+        numbers: of frequencies that show what is left after each block but the last.
         blur: variance that is added to the noise, where so few could not show it as it is.
         exact: whether the picture is: noise is normal, and bits are independent before it.
     """
@@ -65,9 +72,10 @@ class Waves(NamedTuple):
     @property
     def parts(self) -> tuple[Int[np.ndarray, " coarse"], Int[np.ndarray, " fine"]]:
         """Of two numbers, one of each, every frequency is the sum, in units of the spacing."""
-        digits = (max(self.numbers, default=1) - 1).bit_length()
-        low = digits - digits // 2
-        return _even_first(low), 2**low * _even_first(digits - low)
+        number = max(self.numbers, default=1)
+        low = _low(number)
+        fine = _even_first((number - 1).bit_length() - low)
+        return _even_first(low), 2**low * fine[fine < -(-number // 2**low)]
 
     @property
     def places(self) -> Int[np.ndarray, " waves"]:
@@ -75,10 +83,20 @@ class Waves(NamedTuple):
         found: np.ndarray = np.add.outer(*self.parts).ravel()
         return found
 
+    def period(self, number: int) -> float:
+        """Of a sum that so many of the frequencies show."""
+        return 2 * np.pi / self.spacing * number / max(self.numbers)
+
     @property
     def frequencies(self) -> Float[np.ndarray, " waves"]:
         """In their order, from zero on."""
         return self.spacing * self.places
+
+
+def _low(number: int) -> int:
+    """Digits of the first of the two parts of which so many frequencies are made."""
+    digits = (number - 1).bit_length()
+    return digits - digits // 2
 
 
 def _even_first(digits: int) -> Int[np.ndarray, " numbers"]:
@@ -114,11 +132,13 @@ def fitted(
     ]
     if not needed:
         return Waves(1.0, (), 0.0, exact)
-    least = CUT * needed[0] / (2 * np.pi * noise)
-    number = min(2 ** max(0, math.ceil(math.log2(least))), MOST)
+    least = min(math.ceil(CUT * needed[0] / (2 * np.pi * noise)), MOST)
+    whole = 2 ** _low(least)
+    number = -(-least // whole) * whole
     period = max(needed[0], 2 * np.pi * number * noise / CUT)
     shown = max(noise, CUT * period / (2 * np.pi * number))
-    strides = [2 ** int(math.log2(min(period / length, number))) for length in needed]
+    widest = number & -number  # the largest power of two that divides it
+    strides = [2 ** int(math.log2(min(period / length, widest))) for length in needed]
     numbers = tuple(number // stride for stride in strides)
     return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact)
 
@@ -161,12 +181,14 @@ class Block(NamedTuple):
         sums: by how much each pattern moves the observation from the middle.
         turns: exp(i ω sum) of the first half of the patterns; the others are their opposites.
         rest: φ of what is not known once these bits are; none if that is noise alone.
+        mean: of what is not known, from the middle.
     """
 
     chances: Float[Array, "patterns *rows"]
     sums: Float[np.ndarray, " patterns"]
     turns: Turn
     rest: Turn | None
+    mean: Float[Array, "*rows"] | float = 0.0
 
     @property
     def bits(self) -> int:
@@ -205,12 +227,21 @@ def blocks_of(
         seen = _seen(Turn(*(part[later:] for part in turns)), _chances(bits[later:]))
         spectra += [Turn(*parts) for parts in zip(*seen, strict=True)]
     rest: Turn | None = None
+    means = _means(effects, spans, chances)
     # all but the last have something after them, and what is before sees that of all
     for place in reversed(range(len(waves.numbers))):
         rest = spectra[place] if rest is None else spectra[place] * rest
         shown = _damped(waves, rest.first(waves.numbers[place]), noise)
-        found[place] = found[place]._replace(rest=shown)
+        found[place] = found[place]._replace(rest=shown, mean=means[place])
     return tuple(found)
+
+
+def _means(
+    effects: Effects, spans: Sequence[int], chances: Float[Array, "bits *rows"]
+) -> Float[Array, "blocks *rows"]:
+    """Of what bits after each block add, from the middle."""
+    later = np.greater_equal.outer(np.arange(len(effects.values)), np.cumsum(spans)).T
+    return jnp.tensordot((later * effects.values).astype(chances.dtype), chances - 0.5, 1)
 
 
 def _seen(turns: Turn, weights: Float[Array, "blocks patterns *rows"]) -> Turn:
@@ -218,9 +249,25 @@ def _seen(turns: Turn, weights: Float[Array, "blocks patterns *rows"]) -> Turn:
     half = turns.real.shape[-1]
     first, opposite = weights[:, :half], weights[:, : half - 1 : -1]
     return Turn(
-        jnp.einsum("bwp,bp...->bw...", turns.real, first + opposite),
-        jnp.einsum("bwp,bp...->bw...", turns.imaginary, first - opposite),
+        _products(np.asarray(turns.real), first + opposite),
+        _products(np.asarray(turns.imaginary), first - opposite),
     )
+
+
+def _products(
+    waves: Float[np.ndarray, "blocks waves patterns"],
+    weights: Float[Array, "blocks patterns *rows"],
+) -> Float[Array, "blocks waves *rows"]:
+    """A product for each block, in parts that XLA writes down itself."""
+    blocks, number, patterns = waves.shape
+    each = number * patterns * math.prod(weights.shape[2:])
+    parts = next((n for n in PARTS if number % n == 0 and each <= n * WRITTEN_DOWN), 1)
+    found = jnp.einsum(
+        "bcwp,bcp...->bcw...",
+        waves.reshape(blocks, parts, number // parts, patterns),
+        jnp.broadcast_to(weights[:, None], (blocks, parts, *weights.shape[1:])),
+    )
+    return found.reshape(blocks, number, *weights.shape[2:])
 
 
 def start(
@@ -268,8 +315,12 @@ def chances_of(
         gap = jnp.clip((left - sums) / jnp.sqrt(noise), -1e9, 1e9)
         density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
         return block.chances * (density + BLIND)
-    phase = _phase(waves, -left, block.rest.real.shape[0])
-    return block.chances * (jnp.maximum(block.shown(block.rest * phase), 0) + BLIND)
+    number = block.rest.real.shape[0]
+    density = block.shown(block.rest * _phase(waves, -left, number))
+    # what is a whole period off looks right as well: of the two, the nearer to what is expected is
+    off = left - block.mean - along_first(block.sums, block.chances)
+    near = jnp.abs(off) <= waves.period(number) / 2
+    return block.chances * (jnp.where(near, jnp.maximum(density, 0), 0) + DOUBT)
 
 
 def learn(
