@@ -62,6 +62,15 @@ def exact_log_posterior(effects, chances, y):
     return log_p - float(logsumexp(log_p))
 
 
+def log_q_of_all(effects, chances, y):
+    """Of every state, by the family."""
+    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
+    net = Exact.of(BitSums(tuple(range(NUMBER)), waves_of(effects, chances), BITS), latents)
+    context = {EXPECTED: expected_of(effects, chances, y)}
+    states = jnp.asarray(all_states(NUMBER))
+    return np.asarray(jax.jit(jax.vmap(lambda x: net.log_prob(context, {"x": x})))(states))
+
+
 @pytest.mark.parametrize("number", range(1, 40))
 def test_spans_are_no_longer_than_asked_for_and_leave_no_bit_alone(number):
     found = spans(number, BITS)
@@ -91,15 +100,10 @@ def test_what_is_seen_of_bits_is_their_posterior_given_those_before(seed):
 
 def test_a_density_sums_to_one_and_is_the_posterior():
     effects, chances, y = random_sum(2)
-    waves = waves_of(effects, chances)
-    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
-    net = Exact.of(BitSums(tuple(range(NUMBER)), waves, BITS), latents)
-    context = {EXPECTED: expected_of(effects, chances, y)}
-    states = jnp.asarray(all_states(NUMBER))
-    log_q = jax.jit(jax.vmap(lambda x: net.log_prob(context, {"x": x})))(states)
-    np.testing.assert_allclose(jnp.exp(log_q).sum(), 1, rtol=1e-4)
+    log_q = log_q_of_all(effects, chances, y)
+    np.testing.assert_allclose(np.exp(log_q).sum(), 1, rtol=1e-4)
     log_p = exact_log_posterior(effects, chances, y)
-    divergence = np.sum(np.exp(log_p) * (log_p - np.asarray(log_q)))
+    divergence = np.sum(np.exp(log_p) * (log_p - log_q))
     assert 0 < divergence < 0.01
 
 
@@ -113,15 +117,10 @@ def test_what_is_seldom_keeps_its_chance(seed):
     after = before.copy()
     after[rng.choice(NUMBER, 4, replace=False)] ^= 1
     y = float(after @ effects + NOISE * rng.normal())
-    waves = waves_of(effects, chances)
-    latents = (Latent("x", constraints.boolean, (NUMBER,)),)
-    net = Exact.of(BitSums(tuple(range(NUMBER)), waves, BITS), latents)
-    context = {EXPECTED: expected_of(effects, chances, y)}
-    states = jnp.asarray(all_states(NUMBER))
-    log_q = jax.jit(jax.vmap(lambda x: net.log_prob(context, {"x": x})))(states)
+    log_q = log_q_of_all(effects, chances, y)
     log_p = exact_log_posterior(effects, chances, y)
     # mean of the weights of draws from p, one if q is p; in the thousands if periods are mistaken
-    assert np.sum(np.exp(2 * log_p - np.asarray(log_q))) < 30
+    assert np.sum(np.exp(2 * log_p - log_q)) < 30
 
 
 @pytest.mark.parametrize("exact", [True, False])
