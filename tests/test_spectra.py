@@ -202,6 +202,17 @@ def test_phases(number):
         )
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(32, 1), (40, 2), (80, 4), (300, 1)])
+def test_products_in_parts_are_the_same_products(rows, parts):
+    rng = np.random.default_rng(rows)
+    waves, weights = rng.normal(size=(3, 64, 8)), rng.normal(size=(3, 8, rows))
+    waves, weights = waves.astype(np.float32), weights.astype(np.float32)
+    made = jax.make_jaxpr(partial(spectra._products, waves))(weights)
+    (multiplied,) = (eqn for eqn in made.eqns if eqn.primitive.name == "dot_general")
+    assert multiplied.outvars[0].aval.shape[:-2] == (3, parts)
+    np.testing.assert_allclose(spectra._products(waves, weights), waves @ weights, atol=1e-4)
+
+
 def test_where_noise_is_too_fine_it_is_blurred():
     effects = np.linspace(10, 1000, 40)
     cut, spreads = (5, 5, 30), [3000.0, 2900.0]
