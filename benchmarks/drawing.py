@@ -23,9 +23,9 @@ from numpyro.distributions import constraints
 
 from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
-from retrodict.coordinates import unflatten
-from retrodict.networks import MADE, ConditionalMADE, Latent, Value
-from retrodict.xla import run_often
+from retrodict._xla.jit import run_often
+from retrodict.estimators.conditional import MADE, ConditionalMADE, Latent, Value
+from retrodict.estimators.coordinates import unflatten
 
 BITS = constraints.independent(constraints.boolean, 1)
 CONTEXT, WIDTH, DEPTH = 21, 300, 4

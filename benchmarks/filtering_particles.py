@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+
 import particles
 from particles import distributions
 from particles import state_space_models as models

@@ -27,12 +27,12 @@ import retrodict as rd
 from benchmarks import report
 from benchmarks.paper.exact import FactorialHMM
 from benchmarks.peers import Peer, environment
+from retrodict._xla.jit import run_often
 from retrodict.demos.answers import reference
 from retrodict.demos.models import POWER, fhmm
-from retrodict.proposal import Proposal
-from retrodict.resampling import systematic
-from retrodict.smc import Engine
-from retrodict.xla import run_often
+from retrodict.inference.smc import Engine
+from retrodict.particles.resampling import systematic
+from retrodict.proposal.proposal import Proposal
 
 DRIFT, SPREAD, NOISE, STEPS = 0.9, 1.0, 0.7, 100
 ALONE = {"NPROC": "1"}  # XLA, which else has a thread for every core, then has one

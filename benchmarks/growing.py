@@ -21,13 +21,13 @@ import numpyro.distributions as dist
 
 import retrodict as rd
 from benchmarks.filters import DRIFT, NOISE, SPREAD, series
+from retrodict._xla.jit import run_often
 from retrodict.demos.models import pumps, regression
-from retrodict.filtering import StreamingFilter
-from retrodict.networks import MADE
-from retrodict.proposal import Proposal
-from retrodict.resampling import systematic
-from retrodict.smc import Engine
-from retrodict.xla import run_often
+from retrodict.estimators.conditional import MADE
+from retrodict.inference.filtering import StreamingFilter
+from retrodict.inference.smc import Engine
+from retrodict.particles.resampling import systematic
+from retrodict.proposal.proposal import Proposal
 
 SMALL = MADE(hidden=(16,), components=3, context=(8,))
 PARTICLES, STREAMED = 10, 100

@@ -27,10 +27,10 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 import retrodict as rd
-from retrodict.datasets import fresh_datasets
 from retrodict.demos.answers import reference
 from retrodict.demos.models import pumps
-from retrodict.draws import joint_draws
+from retrodict.graph.prior_draws import joint_draws
+from retrodict.training.prior_datasets import fresh_datasets
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
 IN_A_ROW = 5  # as in newdata_sbi.py

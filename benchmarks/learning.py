@@ -22,13 +22,14 @@ import numpy as np
 from jax import Array
 
 import retrodict as rd
-from retrodict import autoregressive, encoders, networks, train
 from retrodict.demos import models
-from retrodict.encoders import Context, Encoder, Set
-from retrodict.features import Scaling, Value, ValueEncoder
-from retrodict.networks import MADE
-from retrodict.proposal import Proposal
-from retrodict.synthetic import Simulator
+from retrodict.estimators import conditional, encoders, made
+from retrodict.estimators.conditional import MADE
+from retrodict.estimators.encoders import Context, Encoder, Set
+from retrodict.estimators.features import Scaling, Value, ValueEncoder
+from retrodict.proposal.proposal import Proposal
+from retrodict.training import train
+from retrodict.training.simulate import Simulator
 
 
 class Setup(NamedTuple):
@@ -106,11 +107,11 @@ def follow_the_paper(setup: Setup, scaled: bool) -> None:
     def constant(self: Any, step: int, seconds: float, batches: int) -> train.Pace:
         return train.Pace(jnp.full(batches, 1e-3), jnp.zeros(batches))
 
-    networks.build_encoder = build
+    conditional.build_encoder = build
     if not scaled:
         Scaling.fit = staticmethod(unit)
     train._Schedule.pace = constant
-    autoregressive.Autoregressive._residual = lambda self, layer: False
+    made.Autoregressive._residual = lambda self, layer: False
     jax.nn.silu = jax.nn.relu
 
 
@@ -149,7 +150,7 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
         if name == "fhmm":
             copies = 1  # of one step, for all are alike
-        about = {"network": network, "copies": copies, "learns": networks.learns(made)}
+        about = {"network": network, "copies": copies, "learns": conditional.learns(made)}
         found.append(about | {"curve": curve})
     return {"setup": setup_seconds, "networks": found}
 

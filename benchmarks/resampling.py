@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks import report
-from retrodict.resampling import RESAMPLERS
+from retrodict.particles.resampling import RESAMPLERS
 
 Rule = Callable[[Array, Array], Array]
 

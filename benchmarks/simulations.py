@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from retrodict.datasets import fresh_datasets
-from retrodict.draws import joint_draws
-from retrodict.graph import Graph
+from retrodict.graph.graph import Graph
+from retrodict.graph.prior_draws import joint_draws
+from retrodict.training.prior_datasets import fresh_datasets
 
 Values = Mapping[str, np.ndarray]
 Columns = Callable[[Values], list[np.ndarray]]

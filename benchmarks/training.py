@@ -19,9 +19,9 @@ from numpyro.distributions import constraints
 import retrodict as rd
 from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
-from retrodict import synthetic, train
 from retrodict.demos.models import pumps
-from retrodict.networks import MADE, Latent, Value, trainable
+from retrodict.estimators.conditional import MADE, Latent, Value, trainable
+from retrodict.training import simulate, train
 
 TORCH = "2.13.0"
 BITS = constraints.independent(constraints.boolean, 1)
@@ -98,7 +98,7 @@ def outside_xla(seconds: float) -> None:
     train.one_pass = inside(train.one_pass)
     train.heldout_loss = inside(train.heldout_loss)
     # The first set is made before training, all others in another thread meanwhile.
-    synthetic.Sets.next = waiting(synthetic.Sets.next)  # type: ignore[method-assign]
+    simulate.Sets.next = waiting(simulate.Sets.next)  # type: ignore[method-assign]
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

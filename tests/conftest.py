@@ -39,7 +39,7 @@ if OWN:
 
 # Programs that ask for quick compilation have it already, and quicker than they ask for.
 if os.environ["XLA_FLAGS"]:
-    from retrodict.xla import QUICKLY
+    from retrodict._xla.jit import QUICKLY
 
     QUICKLY.clear()
 

@@ -9,9 +9,9 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES, PUMPS
-from retrodict.datasets import fresh_datasets
-from retrodict.draws import joint_draws
-from retrodict.inference import Inference, Plan, first_choice
+from retrodict.graph.prior_draws import joint_draws
+from retrodict.inference.methods import Inference, Plan, first_choice
+from retrodict.training.prior_datasets import fresh_datasets
 from zoo import key
 
 SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))

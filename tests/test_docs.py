@@ -11,8 +11,8 @@ import pytest
 import retrodict as rd
 from oracles import slow_if
 from retrodict.compiled import Compiled
-from retrodict.encoders import Embedding
-from retrodict.inference import Inference, Plan, first_choice
+from retrodict.estimators.encoders import Embedding
+from retrodict.inference.methods import Inference, Plan, first_choice
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +72,7 @@ def test_all_that_is_public_is_in_the_reference():
 
 
 def test_options_of_commands_shown_exist(capsys):
-    from retrodict.cli import main
+    from retrodict.cli.main import main
 
     shown = "\n".join(text for page in PAGES for text in blocks(page, "sh"))
     for command in set(re.findall(r"^retrodict (\w+)", shown, re.MULTILINE)):

@@ -5,17 +5,17 @@ Models" (Paige & Wood, ICML 2016).
 """
 
 from retrodict.artefact import DamagedFile, NewerFormat
-from retrodict.calibrate import Calibration, calibrate
 from retrodict.compiled import Compiled, History, compile
 from retrodict.errors import DataError, UnsupportedModel
-from retrodict.factors import Factor
-from retrodict.graph import Graph, Site
-from retrodict.inverse import Inverse, invert
-from retrodict.networks import MADE
-from retrodict.posterior import Posterior
-from retrodict.reading import trace
+from retrodict.estimators.conditional import MADE
+from retrodict.evaluation.calibrate import Calibration, calibrate
+from retrodict.graph.graph import Graph, Site
+from retrodict.graph.trace import trace
+from retrodict.inverse.factors import Factor
+from retrodict.inverse.inverse import Inverse, invert
+from retrodict.particles.posterior import Posterior
 from retrodict.saving import WrongModel, load
-from retrodict.train import Training
+from retrodict.training.train import Training
 
 __all__ = [
     "MADE",

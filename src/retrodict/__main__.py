@@ -2,6 +2,6 @@
 
 import sys
 
-from retrodict.cli import main
+from retrodict.cli.main import main
 
 sys.exit(main())

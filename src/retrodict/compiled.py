@@ -17,23 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict import xla
-from retrodict.answers import Answers
-from retrodict.contexts import Assembly
-from retrodict.data import check_data
-from retrodict.filtering import FilterInfo, FilterState, StreamingFilter
-from retrodict.graph import Graph
-from retrodict.history import NetworkHistory
-from retrodict.inference import Inference, InferMethod, Plan, Settings, first_choice
-from retrodict.inverse import Inverse, Method, invert
-from retrodict.networks import MADE, Network, learns
-from retrodict.posterior import Posterior
-from retrodict.progress import Interruption, Progress
-from retrodict.proposal import Proposal
-from retrodict.reading import trace
-from retrodict.resampling import Resampler
-from retrodict.synthetic import Simulator, names_of
-from retrodict.train import Training, train_network
+from retrodict._xla import jit
+from retrodict.estimators.conditional import MADE, Network, learns
+from retrodict.graph.graph import Graph
+from retrodict.graph.trace import trace
+from retrodict.graph.validate import check_data
+from retrodict.inference.fallback import Answers
+from retrodict.inference.filtering import FilterInfo, FilterState, StreamingFilter
+from retrodict.inference.methods import Inference, InferMethod, Plan, Settings, first_choice
+from retrodict.inverse.inverse import Inverse, Method, invert
+from retrodict.particles.posterior import Posterior
+from retrodict.particles.resampling import Resampler
+from retrodict.proposal.contexts import Assembly
+from retrodict.proposal.proposal import Proposal
+from retrodict.training.history import NetworkHistory
+from retrodict.training.progress import Interruption, Progress
+from retrodict.training.simulate import Simulator, names_of
+from retrodict.training.train import Training, train_network
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Compiled:
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:
-        return xla.Compiled(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
+        return jit.Compiled(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
 
     def log_prob(
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
@@ -129,7 +129,7 @@ class Compiled:
         def one(networks: Any, latents: Any, data: Any) -> Array:
             return self.proposal.log_prob(networks, {**data, **latents})
 
-        return xla.Compiled(jax.vmap(one, in_axes=(None, 0, None)), {})
+        return jit.Compiled(jax.vmap(one, in_axes=(None, 0, None)), {})
 
     def infer(
         self,

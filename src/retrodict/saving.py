@@ -19,17 +19,17 @@ import numpy as np
 
 from retrodict import artefact
 from retrodict.compiled import Compiled, History
-from retrodict.encoders import Embedding
-from retrodict.expectations import Facts
-from retrodict.graph import Graph
-from retrodict.history import NetworkHistory
-from retrodict.inference import Plan
-from retrodict.inverse import invert
-from retrodict.model import Program
-from retrodict.networks import MADE, Network
-from retrodict.proposal import Proposal
-from retrodict.reading import trace
-from retrodict.synthetic import Rejected
+from retrodict.estimators.conditional import MADE, Network
+from retrodict.estimators.encoders import Embedding
+from retrodict.graph.graph import Graph
+from retrodict.graph.program import Program
+from retrodict.graph.trace import trace
+from retrodict.inference.methods import Plan
+from retrodict.inverse.inverse import invert
+from retrodict.proposal.linear_guide import Facts
+from retrodict.proposal.proposal import Proposal
+from retrodict.training.history import NetworkHistory
+from retrodict.training.simulate import Rejected
 
 
 class WrongModel(ValueError):  # noqa: N818 (named beside DamagedFile)

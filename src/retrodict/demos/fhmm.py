@@ -19,8 +19,8 @@ import numpy as np
 import retrodict as rd
 from retrodict.demos.answers import reference, table
 from retrodict.demos.models import fhmm
-from retrodict.resampling import resampler
-from retrodict.weights import ess, normalise
+from retrodict.particles.resampling import resampler
+from retrodict.particles.weights import ess, normalise
 
 PARTICLES, RUNS = 100, 10
 

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.special import logsumexp
 
 import retrodict as rd
+from retrodict._xla.jit import run_once
 from retrodict.demos.answers import reference, table
 from retrodict.demos.models import pumps
-from retrodict.xla import run_once
 
 PARTICLES = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 # Each number is a program of its own, to be compiled.

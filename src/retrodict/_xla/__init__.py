@@ -1,0 +1,1 @@
+"""Everything that exists because of XLA or CPU speed; it knows nothing of models or inference."""

@@ -1,0 +1,1 @@
+"""Conditional density estimators: coordinates, encoders, heads and the conditional MADE."""

@@ -1,0 +1,1 @@
+"""Conditionals known in closed form."""

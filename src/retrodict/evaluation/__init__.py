@@ -1,0 +1,1 @@
+"""Calibration on synthetic data, and the report."""

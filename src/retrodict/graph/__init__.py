@@ -1,0 +1,1 @@
+"""A NumPyro model, its program and its lifted dependency graph."""

@@ -1,0 +1,237 @@
+"""A NumPyro model in; its lifted dependency graph out: sites, index axes, and how indices meet.
+
+A random variable is one element of a sample site: a plate index, a time step. The graph keeps one
+node a site, and on every edge the relation between the indices of child and parent (see
+`retrodict.relations`): `same`, `lag`, a constant `map`, or `all`. `Graph.unroll` writes it out.
+Paige & Wood (2016), sec. 2: PA(x_i).
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpyro.distributions import constraints
+
+from retrodict.graph.index_relations import (
+    Link,
+    Relation,
+    Relations,
+    Table,
+    Window,
+    array_axis,
+)
+from retrodict.graph.program import Program
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from retrodict.plotting.picture import Picture
+
+Index: TypeAlias = tuple[int, ...]
+Support: TypeAlias = constraints.Constraint[Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A sample site of the model.
+
+    Attributes:
+        name: as in the model.
+        shape: of its value; time, if any, comes first.
+        support: a NumPyro constraint with concrete bounds; where the bounds depend on other sites,
+            a wider one that does not.
+        plates: the plates it lies in, in the order of its array's axes.
+        observed: whether it will be data.
+        time: whether it lies inside a scan.
+        distribution: the name of its distribution's class.
+        event_shape: the shape of one variable: all axes but time and plates.
+        axes: the position of each index axis (time first, then plates) in `shape`.
+        scan: which scan of the model it lies in, or None.
+        family: for a site of a loop, `x_3`, its base name and number: ("x", 3).
+        unlike: index axes (time 0 first, then plates) along which the site's own distribution
+            changes with constants of the model, such as a covariate that is a plain argument.
+        dtype: of its value.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    support: Support
+    plates: tuple[str, ...]
+    observed: bool
+    time: bool
+    distribution: str
+    axes: tuple[int, ...] = ()
+    scan: int | None = None
+    family: tuple[str, int] | None = None
+    unlike: tuple[int, ...] = ()
+    dtype: Any = np.float32
+
+    @property
+    def index_shape(self) -> tuple[int, ...]:
+        """Sizes of the index axes: one random variable for each index."""
+        return tuple(self.shape[axis] for axis in self.axes)
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of one variable: all axes that are neither time nor plates."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in self.axes)
+
+    def indices(self) -> Iterator[Index]:
+        """All indices of the site's variables, in order."""
+        return itertools.product(*map(range, self.index_shape))
+
+    def variable(self, index: Sequence[int]) -> str:
+        """The name of one variable: `theta[3]`, `x[5,2]`, or the site's own if it has no index."""
+        return f"{self.name}[{','.join(map(str, index))}]" if index else self.name
+
+
+@dataclass(frozen=True)
+class Carry:
+    """One array that the steps of a scan hand on: what a step knows of the past.
+
+    Attributes:
+        name: its name among values.
+        scan: which scan.
+        shape: of one step's.
+        plates: the plate that each of its axes runs along, or None.
+    """
+
+    name: str
+    scan: int
+    shape: tuple[int, ...]
+    plates: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A parent and a child, and which of their variables depend on which.
+
+    `relations` has, for each index axis of the parent, a link to the index axes of the child.
+    """
+
+    parent: str
+    child: str
+    relations: Relations
+
+    def kinds(self) -> frozenset[str]:
+        """How indices meet, in words: `same`, `lag`, `window`, `map`, `all`."""
+        words = {_kind(link) for relation in self.relations for link in relation.links}
+        return frozenset(words or {"same"})
+
+
+def _kind(link: Link) -> str:
+    if isinstance(link, Table):
+        return "map"
+    if link.axis is None:
+        return "all"
+    if link.lo == link.hi:
+        return "same" if link.lo == 0 else "lag"
+    return "window"
+
+
+_MOST_EDGES = 5_000_000
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The lifted dependency graph of a model; sites are in program order."""
+
+    sites: Mapping[str, Site]
+    edges: tuple[Edge, ...]
+    plates: Mapping[str, int]
+    scan_lengths: tuple[int, ...]
+    reversed_scans: tuple[bool, ...]
+    carries: tuple[Carry, ...] = ()
+    program: Program = field(compare=False, default=Program(lambda: None))
+    codes: Mapping[str, str] = field(compare=False, default_factory=dict)
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Names of the observed sites, in program order."""
+        return tuple(name for name, site in self.sites.items() if site.observed)
+
+    @property
+    def latent(self) -> tuple[str, ...]:
+        """Names of the latent sites, in program order."""
+        return tuple(name for name, site in self.sites.items() if not site.observed)
+
+    @cached_property
+    def _by_child(self) -> Mapping[str, Mapping[str, Edge]]:
+        found: dict[str, dict[str, Edge]] = {name: {} for name in self.sites}
+        for edge in self.edges:
+            found[edge.child][edge.parent] = edge
+        return found
+
+    def parents(self, child: str) -> Mapping[str, Edge]:
+        """The edges into a site, by parent."""
+        return self._by_child[child]
+
+    def unroll(self) -> "nx.DiGraph[str]":
+        """The plain directed network over random variables, for small instances."""
+        import networkx as nx  # slow to import
+
+        self.check_unrollable()
+        network: nx.DiGraph[str] = nx.DiGraph()
+        for site in self.sites.values():
+            for index in site.indices():
+                network.add_node(site.variable(index), observed=site.observed)
+        for edge in self.edges:
+            parent, child = self.sites[edge.parent], self.sites[edge.child]
+            for child_index, parent_index in pairs(edge.relations, child, parent):
+                network.add_edge(parent.variable(parent_index), child.variable(child_index))
+        return network
+
+    def check_unrollable(self) -> None:
+        """Refuse to write out what would not fit."""
+        size = sum(float(np.prod(site.index_shape)) for site in self.sites.values())
+        for edge in self.edges:
+            parent, child = self.sites[edge.parent], self.sites[edge.child]
+            size += sum(_count(r, child, parent) for r in edge.relations)
+        if size > _MOST_EDGES:
+            raise ValueError(
+                f"unrolled, this graph has about {size:.2g} variables and edges, more than the "
+                f"{_MOST_EDGES:.2g} that are reasonable. Unroll a smaller instance of the model "
+                "(fewer plate elements, fewer steps); the structure is the same"
+            )
+
+    def render(self) -> "Picture":
+        """A picture of the model: latent white, observed grey, plates as boxes."""
+        from retrodict.plotting.graphical_model import forward_picture
+
+        return forward_picture(self)
+
+
+def pairs(relations: Relations, child: Site, parent: Site) -> Iterator[tuple[Index, Index]]:
+    """All (child index, parent index) that are related."""
+    for relation in relations:
+        for index in child.indices():
+            for parent_index in related(relation, index, parent.index_shape):
+                yield index, parent_index
+
+
+def related(relation: Relation, index: Index, sizes: Sequence[int]) -> Iterable[Index]:
+    """The parent's indices that a relation gives for one index of the child."""
+    if any(not start <= index[array_axis(axis)] < stop for axis, start, stop in relation.present):
+        return ()
+    return itertools.product(
+        *(_indices(link, index, size) for link, size in zip(relation.links, sizes, strict=True))
+    )
+
+
+def _indices(link: Link, index: Index, size: int) -> Iterable[int]:
+    position = 0 if link.axis is None else index[link.along]
+    if isinstance(link, Table):
+        found = int(link.indices[position])
+        return (found,) if 0 <= found < size else ()
+    return range(int(max(position + link.lo, 0)), int(min(position + link.hi, size - 1)) + 1)
+
+
+def _count(relation: Relation, child: Site, parent: Site) -> float:
+    total = float(np.prod(child.index_shape))
+    for link, size in zip(relation.links, parent.index_shape, strict=True):
+        if isinstance(link, Window):
+            total *= min(size, link.hi - link.lo + 1)
+    return total

@@ -1,0 +1,323 @@
+"""A JAX function in; for each of its outputs, which elements of which inputs it depends on.
+
+The function's jaxpr is interpreted over `Dependence` in place of numbers: one rule a primitive says
+where the axes of a result come from. No array is computed, but for constant indices of a gather or
+a slice. What no rule covers is taken to depend on all of its operands, so that the answer is always
+a superset of the truth: alignment along a plate is proved, not trusted to the declaration.
+
+Constants count as sources, too (`Constant`), where they vary along an axis: that is how elements of
+a plate that are not alike are found.
+"""
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from retrodict.graph.index_relations import (
+    AxisKey,
+    Dependence,
+    Relations,
+    Step,
+    Take,
+    clip,
+    identity,
+    limit,
+    move,
+    union,
+    widen,
+)
+from retrodict.graph.primitive_rules import (
+    CALLS,
+    ELEMENTWISE,
+    RULES,
+    Abstract,
+    Lazy,
+    anything,
+    elementwise,
+    shape_of,
+    together,
+)
+
+
+class Constant(NamedTuple):
+    """A source that is no input: an array the function closes over, or a counter."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A traced function of a dict of arrays, whose names are the sources."""
+
+    names: tuple[str, ...]
+    closed: ClosedJaxpr
+    tree: Any
+
+    @staticmethod
+    def of(fn: Callable[[Any], Any], inputs: Mapping[str, Any]) -> "Flow":
+        """Trace `fn(inputs)`; inputs are arrays or `jax.ShapeDtypeStruct`s."""
+        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(dict(inputs))
+        names = tuple(sorted(inputs))  # as JAX flattens a dict
+        return Flow(names, closed, jax.tree.structure(out_shape))
+
+    def dependence(self) -> Any:
+        """A pytree like the function's output with an `Abstract` in place of each array."""
+        arguments = [
+            Abstract(Dependence({name: identity(len(shape_of(var)))}), shape_of(var))
+            for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
+
+    def code(self, rename: Callable[[str], str]) -> Any:
+        """A pytree like the output with a text that is equal for outputs computed alike.
+
+        Args:
+            rename: what an input is called in the texts, so that two outputs that treat different
+                inputs in the same way can be seen to do so.
+        """
+        jaxpr = self.closed.jaxpr
+        origin = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        inputs = dict(zip(jaxpr.invars, self.names, strict=True))
+        consts = dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+
+        def text(output: Any) -> str:
+            numbers: dict[Any, int] = {}
+            lines: list[str] = []
+
+            def name(atom: Any) -> str:
+                if isinstance(atom, Literal):
+                    return f"{atom.val}:{atom.aval}"
+                if atom in inputs:
+                    return rename(inputs[atom])
+                return f"%{numbers[atom]}"
+
+            pending = [output]
+            while pending:
+                atom = pending[-1]
+                if isinstance(atom, Literal) or atom in inputs or atom in numbers:
+                    pending.pop()
+                    continue
+                if atom in consts:
+                    value = np.asarray(consts[atom])
+                    numbers[atom] = len(numbers)
+                    digest = hashlib.sha256(value.tobytes()).hexdigest()
+                    lines.append(f"const {value.dtype}{value.shape} {digest}")
+                    continue
+                eqn = origin[atom]
+                missing = [
+                    a
+                    for a in eqn.invars
+                    if not isinstance(a, Literal) and a not in inputs and a not in numbers
+                ]
+                if missing:
+                    pending.extend(reversed(missing))
+                    continue
+                for var in eqn.outvars:
+                    numbers[var] = len(numbers)
+                lines.append(f"{eqn.primitive}{eqn.params}({' '.join(map(name, eqn.invars))})")
+            return "\n".join([*lines, name(output)])
+
+        return jax.tree.unflatten(self.tree, [text(output) for output in jaxpr.outvars])
+
+
+class _Reader:
+    """Interprets jaxprs over `Abstract` values."""
+
+    def __init__(self) -> None:
+        # By identity, with the object kept so that no other can take its place.
+        self._constants: dict[int, tuple[Constant, object]] = {}
+
+    def constant_source(self, origin: object) -> Constant:
+        """The name of a constant that varies: the same whenever its origin is met again."""
+        name = Constant(len(self._constants))
+        return self._constants.setdefault(id(origin), (name, origin))[0]
+
+    def constant(self, value: Any) -> Abstract:
+        """A constant met in a jaxpr."""
+        shape = np.shape(value)
+        varies = False
+        if np.size(value) > 1 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            array = np.asarray(value)
+            varies = bool(np.any(array != array.flat[0]))
+        sources: dict[Hashable, Relations] = {}
+        if varies:
+            sources[self.constant_source(value)] = identity(len(shape))
+        return Abstract(Dependence(sources), shape, Lazy(lambda: value))
+
+    def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
+        """The abstract outputs of a closed jaxpr."""
+        return self.read_open(closed.jaxpr, [self.constant(c) for c in closed.consts], arguments)
+
+    def read_open(
+        self, jaxpr: Jaxpr, consts: Sequence[Abstract], arguments: Sequence[Abstract]
+    ) -> list[Abstract]:
+        """The abstract outputs of a jaxpr whose constants are given."""
+        known: dict[Var, Abstract] = {}
+        known.update(zip(jaxpr.constvars, consts, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def look_up(atom: Any) -> Abstract:
+            if isinstance(atom, Literal):
+                return Abstract(Dependence.nothing(), np.shape(atom.val), Lazy(lambda: atom.val))
+            return known[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [look_up(atom) for atom in eqn.invars]
+            results = self._apply(eqn, operands)
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [look_up(atom) for atom in jaxpr.outvars]
+
+    def _apply(self, eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Abstract]:
+        name = eqn.primitive.name
+        shapes = [shape_of(var) for var in eqn.outvars]
+        inner = _called(eqn)
+        if inner is not None and len(inner.jaxpr.invars) == len(operands):
+            return self.read(inner, operands)
+        if name == "scan":
+            return _scan(eqn, operands, self)
+        if name == "cond":
+            found = _branch(eqn, operands, self)
+        elif name == "iota":
+            found = _iota(eqn, self)
+        elif name in RULES:
+            found = RULES[name](eqn, operands)
+        elif name in ELEMENTWISE and all(len(o.shape) in (0, len(shapes[0])) for o in operands):
+            found = [elementwise(operands, shapes[0])] * len(shapes)
+        else:
+            found = [anything(operands)] * len(shapes)
+        constant = all(operand.constant is not None for operand in operands)
+        return [
+            Abstract(dep, shape, _evaluated(eqn, operands, number) if constant else None)
+            for number, (dep, shape) in enumerate(zip(found, shapes, strict=True))
+        ]
+
+
+def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The function that an equation merely calls: jit, custom derivatives, checkpoints."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(key)
+        if isinstance(inner, ClosedJaxpr):
+            return inner
+        if isinstance(inner, Jaxpr) and not inner.constvars:
+            return ClosedJaxpr(inner, ())
+    return None
+
+
+def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> Lazy:
+    def compute() -> Any:
+        bind: Callable[..., Any] = eqn.primitive.bind
+        result = bind(*(operand.value for operand in operands), **eqn.params)
+        return result[number] if eqn.primitive.multiple_results else result
+
+    return Lazy(compute)
+
+
+def _iota(eqn: JaxprEqn, reader: _Reader) -> list[Dependence]:
+    axis = eqn.params["dimension"]
+    if eqn.params["shape"][axis] < 2:
+        return [Dependence.nothing()]
+    counter = identity(1)
+    placed = move(counter, {0: 0}, {0: Take(axis, eqn.params["shape"][axis])})
+    return [Dependence({reader.constant_source(eqn): placed})]
+
+
+def _branch(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
+    choice, *arguments = operands
+    branches = [reader.read(branch, arguments) for branch in eqn.params["branches"]]
+    return [
+        together([anything([choice]), *(result.dependence for result in results)])
+        for results in zip(*branches, strict=True)
+    ]
+
+
+_EXACT_STEPS = 64
+
+
+def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Abstract]:
+    """Follow the carry from step to step until nothing new comes, or widen.
+
+    At step t the carry is what step t − 1 left, or the initial carry at the first step. Lags longer
+    than `_EXACT_STEPS`, as of a running sum, become "all of the past".
+    """
+    num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    length, backward, body = eqn.params["length"], eqn.params["reverse"], eqn.params["jaxpr"]
+    step = Step()
+    first = length - 1 if backward else 0
+    last = 0 if backward else length - 1
+    constants, init, xs = (
+        operands[:num_consts],
+        operands[num_consts : num_consts + num_carry],
+        operands[num_consts + num_carry :],
+    )
+    slices = [_scan_input(x, step) for x in xs]
+
+    def initial(value: Abstract) -> Dependence:
+        return value.dependence.map(lambda r: limit(r, step, length, first, first + 1))
+
+    def one_later(value: Abstract) -> Dependence:
+        shifted = Take(step, length, shift=1 if backward else -1)
+        ranged = value.dependence.map(lambda r: _present_somewhere(r, step, length))
+        moved = ranged.move({step: length}, {step: shifted})
+        return moved.map(lambda r: clip(r, step, length))
+
+    starts = [initial(value) for value in init]
+    carry = [Abstract(s, v.shape) for s, v in zip(starts, init, strict=True)]
+    for iteration in range(_EXACT_STEPS + 8):
+        outputs = reader.read(body, [*constants, *carry, *slices])
+        following = [
+            Abstract(s | one_later(o), o.shape)
+            for s, o in zip(starts, outputs[:num_carry], strict=True)
+        ]
+        if iteration >= _EXACT_STEPS:
+            following = [
+                Abstract(
+                    a.dependence.map(lambda r: widen(r, step, length, backward=backward)), a.shape
+                )
+                for a in following
+            ]
+        if all(
+            dict(a.dependence.sources) == dict(b.dependence.sources)
+            for a, b in zip(carry, following, strict=True)
+        ):
+            break
+        carry = following
+    else:
+        worst = anything(operands)
+        return [Abstract(worst, shape_of(var)) for var in eqn.outvars]
+    final: dict[AxisKey, Take] = {step: Take(step, 1, shift=last)}
+    left = [
+        Abstract(o.dependence.move({step: length}, final).move({step: 1}, {}), o.shape)
+        for o in outputs[:num_carry]
+    ]
+    return left + [_stacked(o, step, length) for o in outputs[num_carry:]]
+
+
+def _stacked(output: Abstract, step: Step, length: int) -> Abstract:
+    taken: dict[AxisKey, Take] = {step: Take(0, length)}
+    taken |= {axis: Take(axis + 1, size) for axis, size in enumerate(output.shape)}
+    shape = (length, *output.shape)
+    constant = None
+    if output.constant is not None:
+        constant = Lazy(lambda: np.broadcast_to(np.asarray(output.value), shape))
+    sizes: dict[AxisKey, int] = {step: length, **output.sizes}
+    return Abstract(output.dependence.move(sizes, taken), shape, constant)
+
+
+def _present_somewhere(relations: Relations, step: Step, length: int) -> Relations:
+    """Say of every relation at which steps it exists, so that moving it cannot lengthen it."""
+    bare = {r for r in relations if all(axis is not step for axis, _, _ in r.present)}
+    return union(limit(frozenset(bare), step, -1, 0, length), relations - bare)
+
+
+def _scan_input(operand: Abstract, step: Step) -> Abstract:
+    taken: dict[AxisKey, Take] = {0: Take(step, operand.shape[0])}
+    taken |= {a: Take(a - 1, n) for a, n in enumerate(operand.shape) if a}
+    return Abstract(operand.take(taken), operand.shape[1:])

@@ -1,0 +1,109 @@
+"""A model in; joint draws of it out, and what is wrong with each.
+
+Priors with heavy tails break naive simulation in float32: gammas of small shape underflow to zero,
+Poisson rates pass the largest integer. Something is wrong with a draw when any of its sites is not
+finite, is an integer that has saturated or wrapped round, has been rounded to a bound of its
+support, or has no finite log density.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict.graph.graph import Graph
+
+REASONS = ("not finite", "integer overflow", "underflow", "zero density")
+
+# Draws at a time, and the memory that the values of so many may take.
+CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
+
+Draws: TypeAlias = Callable[[PRNGKeyArray], tuple[dict[str, Array], Int[Array, " draws"]]]
+
+
+def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
+    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason.
+
+    Of several faults it is the first in the order of the program: the others may follow from it.
+    """
+    code = jnp.zeros((), jnp.int32)
+    for number, name in reversed(list(enumerate(graph.sites))):
+        wrong = (*_bad_value(graph, name, values[name]), ~jnp.all(jnp.isfinite(density[name])))
+        for reason, here in reversed(list(enumerate(wrong))):
+            code = jnp.where(here, 1 + number * len(REASONS) + reason, code)
+    return code
+
+
+def _bad_value(
+    graph: Graph, name: str, value: Array
+) -> tuple[Bool[Array, ""], Bool[Array, ""], Bool[Array, ""]]:
+    """Whether a value is not finite, is an integer beyond its type, is rounded to a bound."""
+    no = jnp.zeros((), bool)
+    support = graph.sites[name].support
+    lower, upper = _bounds(support)
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        finite = jnp.all(jnp.isfinite(value))
+        if support.is_discrete:
+            return ~finite, no, no
+        info = np.finfo(value.dtype)
+        # NumPyro clips betas and Dirichlets to the least positive number and to 1 - eps.
+        rounded = (value == info.tiny) | (value <= lower) | (value >= upper)
+        rounded |= (value == 1 - info.eps) & (upper == 1)
+        return ~finite, no, jnp.any(rounded) & finite
+    if not jnp.issubdtype(value.dtype, jnp.signedinteger):
+        return no, no, no
+    limit = np.iinfo(value.dtype)
+    # A negative count is one that has wrapped round.
+    beyond = (value == limit.max) | (value <= limit.min + 1) | ((value < 0) & (lower >= 0))
+    return no, jnp.any(beyond), no
+
+
+def _bounds(support: Any) -> tuple[Any, Any]:
+    """The numbers between which values lie, infinite where the support has none."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    lower, upper = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
+    return (
+        -np.inf if lower is None else np.asarray(lower),
+        np.inf if upper is None else np.asarray(upper),
+    )
+
+
+def joint_draws(graph: Graph) -> Draws:
+    """Many joint draws of the model, and what is wrong with each, from as many keys.
+
+    All that simulate a model share it, so that it is compiled once.
+    """
+
+    def draw(rng_key: PRNGKeyArray) -> tuple[dict[str, Array], Array]:
+        found = graph.program.run(rng_key, {})
+        return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
+
+    return Compiled(jax.vmap(draw), QUICKLY)
+
+
+def generator(rng_key: PRNGKeyArray) -> np.random.Generator:
+    """NumPy's generator from a key: JAX compiles a program for every shape that it splits into."""
+    return np.random.default_rng(np.ravel(np.asarray(jax.random.key_data(rng_key))))
+
+
+def fresh_keys(rng: np.random.Generator, number: int, like: PRNGKeyArray) -> PRNGKeyArray:
+    """So many random keys, of the kind of another."""
+    shape = (number, *jax.random.key_data(like).shape)
+    words: Any = rng.integers(0, 2**32, shape, np.uint32)
+    made: Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+    return made
+
+
+def at_once(each: int) -> int:
+    """How many draws of so many bytes are made at a time."""
+    return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
+
+
+def usual_number(graph: Graph) -> int:
+    """How many draws are made at a time where nothing but their values counts."""
+    return at_once(sum(4 * int(np.prod(site.shape)) for site in graph.sites.values()))

@@ -1,0 +1,317 @@
+"""A NumPyro model in; its lifted dependency graph out, read without drawing anything.
+
+The densities of all sites, as functions of all values, are interpreted by `retrodict.dataflow`;
+what each depends on, element by element, becomes the edges. Supports that move with other sites are
+widened to fixed ones, and sites of Python loops are recognised as families.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.distributions import constraints
+
+from retrodict.errors import UnsupportedModel
+from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
+from retrodict.graph.index_relations import (
+    EVERYTHING,
+    INF,
+    Link,
+    Relation,
+    Relations,
+    Table,
+    Window,
+    array_axis,
+    union,
+)
+from retrodict.graph.jaxpr_dependence import Constant, Flow
+from retrodict.graph.primitive_rules import Abstract
+from retrodict.graph.program import Evaluation, Program, Seen, own
+
+
+def trace(
+    model: Callable[..., Any],
+    observed: Sequence[str],
+    *,
+    model_args: tuple[Any, ...] = (),
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Read the dependency graph of a NumPyro model, without data and without drawing anything.
+
+    Args:
+        model: an ordinary NumPyro model.
+        observed: the names of the sites that will be data, covariates that are sites included.
+        model_args, model_kwargs: what to call the model with: sizes and fixed covariates.
+
+    Raises:
+        UnsupportedModel: the model cannot be compiled; the message says which site and why.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist
+        >>> def coin(n=3):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("tosses", n):
+        ...         numpyro.sample("heads", dist.Bernoulli(p))
+        >>> sorted(trace(coin, ["heads"]).unroll().edges)
+        [('p', 'heads[0]'), ('p', 'heads[1]'), ('p', 'heads[2]')]
+    """
+    if isinstance(observed, str):
+        observed = (observed,)
+    program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
+    program, seen, notes = program.inspect()
+    shapes = notes.shapes
+    _check_observed(observed, seen)
+
+    def evaluate(values: Any) -> Evaluation:
+        return program.run(None, values)
+
+    flow = Flow.of(evaluate, shapes | {own(name): shape for name, shape in shapes.items()})
+    findings = flow.dependence()
+    densities: Mapping[str, Abstract] = findings.log_density
+
+    sites: dict[str, Site] = {}
+    guarded = set()
+    for name, found in seen.items():
+        time = found.scan is not None
+        shift = int(time)
+        axes = tuple(axis.position + shift for axis in found.axes)
+        support, varies = _support(found, findings.support_bounds[name], name in observed)
+        if varies:
+            guarded.add(name)
+        sites[name] = Site(
+            name=name,
+            shape=shapes[name].shape,
+            support=support,
+            plates=tuple(axis.plate for axis in found.axes),
+            observed=name in observed,
+            time=time,
+            distribution=found.distribution,
+            axes=((0,) if time else ()) + axes,
+            scan=found.scan,
+            unlike=_unlike(densities[name]),
+            dtype=shapes[name].dtype,
+        )
+    edges = tuple(
+        Edge(parent, name, _lifted(densities[name].dependence.sources[parent], sites, parent, name))
+        for name in sites
+        for parent in sites
+        if parent in densities[name].dependence.sources
+    )
+    sites = _with_families(sites)
+    return Graph(
+        sites=sites,
+        edges=edges,
+        plates={a.plate: a.size for found in seen.values() for a in found.axes},
+        scan_lengths=tuple(notes.scan_lengths),
+        reversed_scans=tuple(notes.reversed_scans),
+        carries=_carries(findings.carries, sites),
+        program=replace(program, guarded=frozenset(guarded)),
+        codes=_codes(flow, sites),
+    )
+
+
+def _carries(found: Mapping[str, Abstract], sites: Mapping[str, Site]) -> tuple[Carry, ...]:
+    """Carries, with the plates along which they are aligned with a site they come from."""
+    carries = []
+    for name, leaf in found.items():
+        plates: list[str | None] = [None] * (len(leaf.shape) - 1)
+        for source, relations in leaf.dependence.sources.items():
+            site = sites.get(str(source))
+            if site is None:
+                continue
+            index_axes = site.axes[1:] if site.time else site.axes
+            for relation, (plate, axis) in itertools.product(
+                relations, zip(site.plates, index_axes, strict=True)
+            ):
+                link = relation.links[axis]
+                if isinstance(link, Window) and isinstance(link.axis, int) and link.axis > 0:
+                    aligned = (link.lo, link.hi) == (0, 0)
+                    if aligned and leaf.shape[link.axis] == site.shape[axis]:
+                        plates[link.axis - 1] = plate
+        scan = int(name.split()[1].split(".")[0])
+        carries.append(Carry(name, scan, leaf.shape[1:], tuple(plates)))
+    return tuple(carries)
+
+
+def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:
+    unknown = [name for name in observed if name not in seen]
+    if unknown:
+        raise UnsupportedModel(
+            f"observed names {unknown[0]!r}, which is not a sample site of the model. Its sample "
+            f"sites are: {', '.join(seen)}"
+        )
+    if not observed:
+        raise UnsupportedModel(
+            "observed is empty: there is nothing to condition on. Name the sites that are data, "
+            f"out of: {', '.join(seen)}"
+        )
+    if len(set(observed)) == len(seen):
+        raise UnsupportedModel(
+            "every site of the model is observed, so there is nothing to infer. Leave at least one "
+            f"of these unobserved: {', '.join(seen)}"
+        )
+
+
+def _unlike(density: Abstract) -> tuple[int, ...]:
+    """Index axes along which the density changes through constants alone."""
+    found = {
+        link.along
+        for source, relations in density.dependence.sources.items()
+        if isinstance(source, Constant)
+        for relation in relations
+        for link in relation.links
+        if link.axis is not None
+    }
+    return tuple(sorted(found))
+
+
+def _lifted(
+    relations: Relations, sites: Mapping[str, Site], parent_name: str, child_name: str
+) -> Relations:
+    """Keep the links of the parent's index axes; coordinates of one variable go together."""
+    parent, child = sites[parent_name], sites[child_name]
+
+    def simplified(link: Link, size: int) -> Link:
+        if isinstance(link, Table):
+            child_size = child.index_shape[link.along]
+            if child_size == size and np.array_equal(link.indices, np.arange(size)):
+                return Window(link.axis, 0, 0)
+            return link
+        if link.axis is None:
+            return EVERYTHING if link.lo <= 0 and link.hi >= size - 1 else link
+        span = max(child.index_shape[link.along], size) - 1
+        return Window(
+            link.axis,
+            -INF if link.lo <= -span and span else link.lo,
+            INF if link.hi >= span and span else link.hi,
+        )
+
+    def present(relation: Relation) -> Iterator[tuple[Any, int, int]]:
+        windows = [w for w in relation.links if isinstance(w, Window)]
+        for axis, start, stop in relation.present:
+            # A position whose whole window lies before the first index has no parent anyway.
+            implied = max((-w.hi for w in windows if w.axis == axis), default=0)
+            first = 0 if start <= implied else start
+            implied_end = min(
+                (parent.index_shape[i] - w.lo for i, w in enumerate(relation.links)
+                 if isinstance(w, Window) and w.axis == axis),
+                default=INF,
+            )  # fmt: skip
+            size = child.index_shape[array_axis(axis)]
+            last = size if stop >= min(size, implied_end) else stop
+            if (first, last) != (0, size):
+                yield axis, first, last
+
+    lifted = set()
+    for relation in relations:
+        links = tuple(relation.links[axis] for axis in parent.axes)
+        kept = Relation(links, relation.present)
+        kept = Relation(links, tuple(present(kept)))
+        sizes = parent.index_shape
+        lifted.add(Relation(tuple(map(simplified, links, sizes)), kept.present))
+    return union(lifted)
+
+
+def _support(found: Seen, bounds: Sequence[Abstract], observed: bool) -> tuple[Support, bool]:
+    """The support with concrete bounds, and whether it had to be widened to have any."""
+    leaves = [
+        None if any(not isinstance(s, Constant) for s in b.dependence.sources) else b.value
+        for b in bounds
+    ]
+    if all(leaf is not None for leaf in leaves):
+        concrete = [_common(leaf, found) for leaf in leaves]
+        support: Support = jax.tree.unflatten(jax.tree.structure(found.support), concrete)
+        return support, False
+    return _wider(found, iter(leaves), observed), True
+
+
+def _common(bound: Any, found: Seen) -> Any:
+    """One number where all elements have the same bound, else the array of bounds."""
+    array = np.asarray(bound)
+    if array.size and np.all(array == array.flat[0]):
+        return array.flat[0].item()
+    return array
+
+
+def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
+    constraint, depth = found.support, 0
+    while isinstance(constraint, constraints.independent):
+        depth += constraint.reinterpreted_batch_ndims
+        constraint = constraint.base_constraint
+    bounds = [None if leaf is None else _common(leaf, found) for leaf in leaves]
+    wider: Support
+    match constraint, bounds:
+        case constraints.integer_interval(), [low, _] if low is not None:
+            wider = constraints.integer_greater_than(low)
+        case constraints.interval(), [low, _] if low is not None:
+            wider = constraints.greater_than(low)
+        case constraints.interval(), [_, high] if high is not None:
+            wider = constraints.less_than(high)
+        case (
+            constraints.interval() | constraints.greater_than() | constraints.less_than(),
+            _,
+        ):
+            wider = constraints.real
+        case _ if observed:
+            event_dim = constraint.event_dim + depth
+            wider = constraints.dependent(is_discrete=constraint.is_discrete, event_dim=event_dim)
+            depth = 0
+        case _:
+            raise UnsupportedModel(
+                f"the support of latent site '{found.name}' ({found.distribution}) depends on "
+                "other sites in a way that has no fixed hull. Give it fixed bounds, or "
+                "reparameterise it on a fixed support and transform"
+            )
+    if depth == 0:
+        return wider
+    nested: Support = constraints.independent(wider, depth)
+    return nested
+
+
+_NUMBERED = re.compile(r"^(?P<base>.*\D)(?P<number>\d+)\]?$")
+
+
+def _with_families(sites: Mapping[str, Site]) -> dict[str, Site]:
+    """Mark the sites of Python loops: same base name, distribution and shape, numbered on."""
+    members: dict[tuple[Any, ...], list[str]] = {}
+    for name, site in sites.items():
+        match = _NUMBERED.match(name)
+        if match and not site.time:
+            key = (match["base"], site.distribution, site.shape, site.plates, site.observed)
+            members.setdefault(key, []).append(name)
+    marked = dict(sites)
+    for (base, *_), names in members.items():
+        if len(names) > 1:
+            for name in names:
+                number = int(name.removeprefix(base).rstrip("]"))
+                marked[name] = replace(marked[name], family=(base, number))
+    return marked
+
+
+def _codes(flow: Flow, sites: Mapping[str, Site]) -> dict[str, str]:
+    """For each site of a loop, how its density is computed: equal for sites that are alike.
+
+    Sites of other steps are named by their distance: `x_4` given `x_3` is `x_5` given `x_4`.
+    """
+    if not any(site.family for site in sites.values()):
+        return {}
+
+    def rename(name: str) -> str:
+        family = sites[name].family if name in sites else None
+        return f"<{name}>" if family is None else f"<{family[0]}#{family[1]}>"
+
+    written: Evaluation = flow.code(rename)
+    codes = {}
+    for name, site in sites.items():
+        if site.family is not None:
+            text = str(written.log_density[name]).replace(f"<{own(name)}>", "<itself>")
+            codes[name] = _relative_to(site.family[1], text)
+    return codes
+
+
+def _relative_to(number: int, text: str) -> str:
+    return re.sub(r"#(\d+)>", lambda found: f"{int(found[1]) - number:+d}>", text)

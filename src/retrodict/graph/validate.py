@@ -1,0 +1,132 @@
+"""A user's data in; arrays that fit the model out, or an error that says what does not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+from numpyro.distributions import constraints
+
+from retrodict.errors import DataError
+from retrodict.graph.graph import Graph, Site
+
+
+def check_data(graph: Graph, data: Mapping[str, Any], *, many: bool = False) -> dict[str, Array]:
+    """As `checked_data`, but JAX arrays."""
+    arrays: dict[str, Array] = jax.device_put(checked_data(graph, data, many=many))
+    return arrays
+
+
+def checked_data(
+    graph: Graph, data: Mapping[str, Any], *, many: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Observed values as arrays of the sites' shapes and kinds, copied.
+
+    A program that is called often takes them as they are: `jax.device_put` takes longer.
+
+    Args:
+        graph: the model's.
+        data: site → NumPy or JAX array, number, or nested list.
+        many: every array has a leading axis of data sets, of one length.
+
+    Raises:
+        DataError: an unknown or missing site, a wrong shape, a value that is no number, NaN, or
+            outside the support.
+    """
+    if not isinstance(data, Mapping):
+        raise DataError(
+            f"data must be a dict of site → values, with the sites {_names(graph)}; found "
+            f"{type(data).__name__}"
+        )
+    for name in data:
+        if name not in graph.observed:
+            known = "it is a latent site" if name in graph.sites else "the model has no such site"
+            raise DataError(
+                f"data has '{name}', which is not an observed site: {known}. Observed are "
+                f"{_names(graph)}"
+            )
+    missing = [name for name in graph.observed if name not in data]
+    if missing:
+        raise DataError(
+            f"data lacks site '{missing[0]}': expected {_names(graph)}, found "
+            f"{', '.join(map(repr, data)) or 'nothing'}. Give values for every observed site"
+        )
+    arrays = {name: _checked(graph.sites[name], data[name], many) for name in graph.observed}
+    if many:
+        numbers = {name: array.shape[0] for name, array in arrays.items()}
+        if len(set(numbers.values())) > 1:
+            raise DataError(f"sites have different numbers of data sets: {numbers}")
+    return arrays
+
+
+def _names(graph: Graph) -> str:
+    return ", ".join(f"'{n}' {graph.sites[n].shape}" for n in graph.observed)
+
+
+def _checked(site: Site, given: Any, many: bool) -> np.ndarray[Any, Any]:
+    if isinstance(given, jax.Array):
+        given = jax.device_get(given)
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise DataError(
+            f"site '{site.name}': expected numbers of shape {_shape(site, many)}, found lists of "
+            "unequal lengths"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"site '{site.name}': expected numbers, found values of type {array.dtype} such as "
+            f"{array.flat[0] if array.size else given!r}"
+        )
+    shape = array.shape[1:] if many else array.shape
+    if shape != site.shape or (many and array.ndim == 0):
+        raise DataError(
+            f"site '{site.name}': expected shape {_shape(site, many)}, found {array.shape}. If the "
+            "model takes its sizes as arguments, pass them as model_args or model_kwargs"
+        )
+    wrong = ~np.isfinite(array)
+    if wrong.any():
+        raise DataError(
+            f"site '{site.name}': {_where(wrong)} is {array[wrong].flat[0]}. Data must be finite; "
+            "leave out what is missing with a mask in the model"
+        )
+    discrete = np.issubdtype(np.dtype(site.dtype), np.integer)
+    if discrete:
+        wrong = array != np.round(array)
+        if wrong.any():
+            raise DataError(
+                f"site '{site.name}': {_where(wrong)} is {array[wrong].flat[0]}, expected integers"
+            )
+        limit = np.iinfo(np.dtype(site.dtype)).max
+        if array.size and np.abs(array).max() > limit:
+            raise DataError(f"site '{site.name}': a value is beyond the largest integer, {limit}")
+    array = array.astype(site.dtype)
+    _check_support(site, array)
+    return array
+
+
+def _shape(site: Site, many: bool) -> str:
+    return f"(data sets, {', '.join(map(str, site.shape))})" if many else str(site.shape)
+
+
+def _check_support(site: Site, array: np.ndarray[Any, Any]) -> None:
+    support = site.support
+    if isinstance(support, constraints.dependent.__class__):
+        return  # where it lies depends on other sites; the density says
+    if isinstance(support, constraints.independent):
+        support = support.base_constraint
+    inside = np.asarray(support(array))  # NumPy in, and for most supports NumPy all the way
+    if not inside.all():
+        value = array[~inside].flat[0] if inside.shape == array.shape else "a value"
+        raise DataError(
+            f"site '{site.name}': {_where(~inside)} is {value}, outside the support {support} of "
+            f"{site.distribution}"
+        )
+
+
+def _where(wrong: np.ndarray[Any, Any]) -> str:
+    if wrong.ndim == 0:
+        return "the value"
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"the value at {list(place)}"

@@ -1,0 +1,1 @@
+"""Inference by SMC, divide and conquer, filtering and tempering."""

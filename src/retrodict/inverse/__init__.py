@@ -1,0 +1,1 @@
+"""The inverse of a dependency graph: orderings, variable elimination and factors."""

@@ -1,0 +1,238 @@
+"""A dependency graph in; its inverse out: factors that draw the latents given the data.
+
+Paige & Wood (2016), sec. 3.1: p̃(x | y) = ∏ p̃(x_i | PaH(x_i)). See `retrodict.orders` for the three
+ways to choose an order and parents, `retrodict.factors` for joint blocks.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, get_args
+
+from retrodict.graph.graph import Graph
+from retrodict.graph.index_relations import Window
+from retrodict.inverse.factors import Factor, make_factors
+from retrodict.inverse.orderings import blanket, faithful, filter_steps
+from retrodict.inverse.plate_relations import neighbours
+from retrodict.inverse.variable_elimination import Draw, Network, Node, unroll_time
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from retrodict.plotting.picture import Picture
+
+Method = Literal["auto", "blanket", "faithful", "filter"]
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """A model turned round.
+
+    Attributes:
+        graph: the model's graph.
+        method: how it was turned round; never "auto".
+        factors: in the order drawn.
+    """
+
+    graph: Graph
+    method: Method
+    factors: tuple[Factor, ...]
+
+    @cached_property
+    def _written_out(self) -> tuple[Network, list[Draw]]:
+        self.graph.check_unrollable()
+        return _turn(self.graph, self.method, self.graph.scan_lengths)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The unrolled latent variables in the order in which they are drawn."""
+        network, draws = self._written_out
+        sites = self.graph.sites
+        return tuple(
+            sites[draw.node.site].variable(_with_step(draw.node, index))
+            for draw in draws
+            for index in _elements(network, draw)
+        )
+
+    def unroll(self) -> "nx.DiGraph[str]":
+        """The plain inverse network: edges into the latent variables, for small instances."""
+        import networkx as nx  # slow to import
+
+        network, draws = self._written_out
+        sites = self.graph.sites
+        inverse: nx.DiGraph[str] = nx.DiGraph()
+        for site in sites.values():
+            for index in site.indices():
+                inverse.add_node(site.variable(index), observed=site.observed)
+        for draw in draws:
+            site = sites[draw.node.site]
+            drawn: set[tuple[int, ...]] = set()
+            for index in _elements(network, draw):
+                variable = site.variable(_with_step(draw.node, index))
+                for parent, meets in draw.parents.items():
+                    for other in neighbours(meets, index, network.sizes[parent]):
+                        name = sites[parent.site].variable(_with_step(parent, other))
+                        inverse.add_edge(name, variable)
+                for other in neighbours(draw.among, index, network.sizes[draw.node]) & drawn:
+                    inverse.add_edge(site.variable(_with_step(draw.node, other)), variable)
+                drawn.add(index)
+        return inverse
+
+    def render(self) -> "Picture":
+        """A picture of the inverse: squares are networks, from what they see to what they draw."""
+        from retrodict.plotting.graphical_model import inverse_picture
+
+        return inverse_picture(self)
+
+
+def _with_step(node: Node, index: tuple[int, ...]) -> tuple[int, ...]:
+    return index if node.step is None else (node.step, *index)
+
+
+def _elements(network: Network, draw: Draw) -> Iterator[tuple[int, ...]]:
+    ranges = [range(size) for size in network.sizes[draw.node]]
+    return itertools.product(*(reversed(r) if draw.descending else r for r in ranges))
+
+
+def invert(graph: Graph, method: Method = "auto") -> Inverse:
+    """Turn a graph round.
+
+    Args:
+        graph: from `trace`.
+        method: "blanket" (the paper's sec. 3.1), "faithful" (Webb et al. 2018), "filter" (the
+            paper's fig. 4: step by step, each step inverted given the past), or "auto": "filter"
+            where latents and observations alternate in time, else "faithful".
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from retrodict.graph.trace import trace
+        >>> def rain():
+        ...     rain = numpyro.sample("rain", dist.Bernoulli(0.2))
+        ...     sprinkler = numpyro.sample("sprinkler", dist.Bernoulli(0.4))
+        ...     numpyro.sample("wet", dist.Bernoulli(0.1 + 0.4 * rain + 0.4 * sprinkler))
+        >>> inverse = invert(trace(rain, ["wet"]))
+        >>> inverse.factors[0].latents, sorted(inverse.factors[0].context)
+        (('rain', 'sprinkler'), ['wet'])
+    """
+    if method not in get_args(Method):
+        raise ValueError(
+            f"method is {method!r}; there are {', '.join(map(repr, get_args(Method)))}"
+        )
+    if method == "auto":
+        method = "filter" if _alternates(graph) else "faithful"
+    steps = [min(length, 2 * _longest_lag(graph) + 3) for length in graph.scan_lengths]
+    _, draws = _turn(graph, method, steps)
+    factors = make_factors(graph, draws, _loop_steps(graph), backward=method == "blanket")
+    return Inverse(graph, method, factors)
+
+
+def _turn(graph: Graph, method: Method, steps: Sequence[int]) -> tuple[Network, list[Draw]]:
+    """Order and parents of all nodes; every step of a scan is drawn in the same order."""
+    network = unroll_time(graph, steps)
+    if method == "blanket":
+        return network, blanket(network)
+    draws = _order(graph, method, network, {})
+    if not graph.scan_lengths:
+        return network, draws
+    ranks: dict[str, int] = {}
+    for scan, length in enumerate(steps):
+        inside = [d.node for d in draws if graph.sites[d.node.site].scan == scan]
+        middle = [node.site for node in inside if node.step == length // 2]
+        ranks |= {site: rank for rank, site in enumerate(middle)}
+    return network, _order(graph, method, network, ranks)
+
+
+def _order(graph: Graph, method: Method, network: Network, ranks: dict[str, int]) -> list[Draw]:
+    scan_nodes = [n for n in network.nodes if n.step is not None and n not in network.observed]
+
+    def moment(node: Node) -> int:
+        assert node.step is not None
+        backward = graph.reversed_scans[graph.sites[node.site].scan or 0]
+        return -node.step if backward else node.step
+
+    def later(node: Node) -> set[Node]:
+        """Steps of a scan are drawn one after the other, each in the given order of its sites."""
+        if node.step is None:
+            return set()
+        scan = graph.sites[node.site].scan
+        return {
+            other
+            for other in scan_nodes
+            if graph.sites[other.site].scan == scan
+            and (
+                moment(other) > moment(node)
+                or (
+                    other.step == node.step
+                    and ranks.get(other.site, -1) > ranks.get(node.site, len(ranks))
+                )
+            )
+        }
+
+    if method == "faithful":
+        return faithful(network, later)
+    loops = _loop_steps(graph)
+    chain = [n for n in network.nodes if n.step is not None or n.site in loops]
+
+    def unit(node: Node) -> object:
+        return None if node.step is None else (graph.sites[node.site].scan, node.step)
+
+    return filter_steps(network, chain, unit, later)
+
+
+def _alternates(graph: Graph) -> bool:
+    """Whether latents and observations take turns in time: in a scan's step, or in a loop's."""
+    loops = _loop_steps(graph)
+    series = [
+        *([s for s in graph.sites.values() if s.scan == n] for n in range(len(graph.scan_lengths))),
+        [s for s in graph.sites.values() if s.name in loops],
+    ]
+    return any(len({site.observed for site in sites}) == 2 for sites in series)
+
+
+def _longest_lag(graph: Graph) -> int:
+    """The longest finite reach in time of any edge."""
+    lags = [
+        abs(bound)
+        for edge in graph.edges
+        if graph.sites[edge.parent].time and graph.sites[edge.child].time
+        for relation in edge.relations
+        for link in relation.links[:1]
+        if isinstance(link, Window) and link.axis == 0
+        for bound in (link.lo, link.hi)
+        if abs(bound) != float("inf")
+    ]
+    starts = [
+        stop
+        for edge in graph.edges
+        if graph.sites[edge.child].time
+        for relation in edge.relations
+        for axis, start, stop in relation.present
+        if axis == 0 and start == 0
+    ]
+    return int(max([*lags, *starts, 1]))
+
+
+def _loop_steps(graph: Graph) -> dict[str, int]:
+    """The sites of Python loops that are a series in time, each with its step.
+
+    A loop is one in time if some site depends on one of another number, in the same way at more
+    than one step; sites of the same number that it is tied to belong to the same series.
+    """
+    family = {name: s.family for name, s in graph.sites.items() if s.family is not None}
+    tied = [(e.parent, e.child) for e in graph.edges if e.parent in family and e.child in family]
+    lagged: dict[str, set[str]] = {}
+    for parent, child in tied:
+        if family[parent][1] != family[child][1]:
+            lagged.setdefault(graph.codes[child], set()).add(child)
+    bases = {family[n][0] for names in lagged.values() if len(names) > 1 for n in names}
+    same_step = {
+        (family[parent][0], family[child][0])
+        for parent, child in tied
+        if family[parent][1] == family[child][1]
+    }
+    series, before = bases, set[str]()
+    while series != before:
+        before = series
+        series = series.union(*(tie for tie in same_step if not series.isdisjoint(tie)))
+    return {name: number for name, (base, number) in family.items() if base in series}

@@ -1,0 +1,1 @@
+"""Weighted particles: weights, resampling, genealogy, diagnostics and the posterior."""

@@ -1,0 +1,1 @@
+"""Figures of posteriors and pictures of graphs."""

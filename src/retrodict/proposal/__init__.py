@@ -1,0 +1,1 @@
+"""The proposal q(x | y): contexts, guides and the product of factors."""

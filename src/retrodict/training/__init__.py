@@ -1,0 +1,1 @@
+"""Simulation from the prior and training of the networks."""
