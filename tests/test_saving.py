@@ -143,7 +143,7 @@ def test_a_newer_version_is_refused_as_such(compiled, tmp_path, monkeypatch):
 
 def test_a_file_of_ours_that_holds_no_model_is_refused(tmp_path):
     path = artefact.write(tmp_path / "other.rd", {"graph": {}}, {})
-    assert "holds no compiled model" in str(refused(path).value)
+    assert "does not hold a compiled model" in str(refused(path).value)
 
 
 def vector(sigma, scale=5.0, y=None):
@@ -164,10 +164,10 @@ def fails(sigma, scale):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (partial(schools, names=("mu", "phi")), r"sites mu, theta, y; the model given has mu, phi"),
-        (vector, r"shape of site 'mu' was \[\], in the model given it is \[2\]"),
+        (partial(schools, names=("mu", "phi")), r"sites mu, theta, y; this model has mu, phi"),
+        (vector, r"shape of site 'mu' was \[\], in this model it is \[2\]"),
         (partial(schools, noise=dist.Laplace), r"distribution of site 'y' was Normal.*Laplace"),
-        (partial(schools, link=False), r"how 'theta' depends on 'mu' has changed"),
+        (partial(schools, link=False), r"the dependence of 'theta' on 'mu' differs"),
         (without_arguments, r"cannot be called with the arguments in the file"),
         (fails, r"cannot be called with the arguments in the file.*not today"),
     ],

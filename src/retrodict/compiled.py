@@ -30,6 +30,7 @@ from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler
 from retrodict.proposal.contexts import Assembly
 from retrodict.proposal.proposal import Proposal
+from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
 from retrodict.training.progress import Interruption, Progress
 from retrodict.training.simulate import Simulator, names_of
@@ -96,11 +97,28 @@ class Compiled:
         """Go on training from where it stood; gives a new `Compiled`."""
         return _trained(rng_key, self, training, progress_bar)
 
-    def save(self, path: str | Path) -> Path:
-        """Keep it in one file, written whole or not at all; `retrodict.load` reads it."""
-        from retrodict.saving import save
+    def save(self, path: str | Path, *, origin: Mapping[str, str | None] | None = None) -> Path:
+        """Write the compiled model to one file, which `retrodict.load` reads.
 
-        return save(self, path)
+        The file holds no code: loading needs the model again. An existing file is replaced only
+        when the new one is complete.
+
+        Args:
+            path: path of the file; by convention it ends in `.rd`.
+            origin: where the command line finds the model again: `module`, `name` and `file`. By
+                default they are taken from the model's function.
+
+        Returns:
+            The path.
+
+        Raises:
+            TypeError: an argument of the model cannot be saved; the message says which.
+            OSError: the path cannot be written.
+        """
+        parts = CompiledParts(
+            self.proposal, self.networks, self.estimator, self.history.networks, self.plan
+        )
+        return write_model(path, parts, origin)
 
     def propose(
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], num_samples: int
@@ -263,6 +281,28 @@ def compile(
         networks[name] = proposal.build(estimator, key, assemblies)
     fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
     return _trained(train_key, fresh, training, progress_bar)
+
+
+def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
+    """Load a compiled model from a file that `Compiled.save` wrote.
+
+    Args:
+        path: path of the file.
+        model: the model that was compiled. The file holds its arguments, but not its code.
+
+    Returns:
+        The compiled model, which gives the same results as the one that was saved.
+
+    Raises:
+        DamagedFile: the file is not a retrodict file, is damaged, or was saved with another
+            floating-point precision of JAX.
+        NewerFormat: the file was written by a newer version of retrodict.
+        WrongModel: the model has another graph than the one that was compiled.
+        OSError: the file cannot be read.
+    """
+    parts = read_model(path, model)
+    history = History(parts.histories)
+    return Compiled(parts.proposal, dict(parts.networks), parts.estimator, history, parts.plan)
 
 
 def _trained(
