@@ -8,10 +8,10 @@ import numpyro.distributions as dist
 import pytest
 from matplotlib import pyplot
 from matplotlib.collections import LineCollection
+from retrodict.plotting.curves import central, region_levels, weighted_density, weighted_surface
 
 import retrodict as rd
-from retrodict.particles.posterior import make_posterior
-from retrodict.plotting.curves import central, region_levels, weighted_density, weighted_surface
+from retrodict.particles.make_posterior import make_posterior
 from retrodict.plotting.posterior import draw_prior
 from zoo import key
 
