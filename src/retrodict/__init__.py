@@ -15,7 +15,7 @@ from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse, invert
 from retrodict.particles.posterior import Posterior
 from retrodict.saving import WrongModel
-from retrodict.training.train import Training
+from retrodict.training.schedule import Training
 
 __all__ = [
     "MADE",

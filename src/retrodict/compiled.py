@@ -33,8 +33,9 @@ from retrodict.proposal.proposal import Proposal
 from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
 from retrodict.training.progress import Interruption, Progress
-from retrodict.training.simulate import Simulator, names_of
-from retrodict.training.train import Training, train_network
+from retrodict.training.schedule import Training
+from retrodict.training.simulate import Simulator, latent_names
+from retrodict.training.train import train_network
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Compiled:
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:
-        return jit.Compiled(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
+        return jit.CompiledFunction(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
 
     def log_prob(
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
@@ -147,7 +148,7 @@ class Compiled:
         def one(networks: Any, latents: Any, data: Any) -> Array:
             return self.proposal.log_prob(networks, {**data, **latents})
 
-        return jit.Compiled(jax.vmap(one, in_axes=(None, 0, None)), {})
+        return jit.CompiledFunction(jax.vmap(one, in_axes=(None, 0, None)), {})
 
     def infer(
         self,
@@ -322,7 +323,7 @@ def _trained(
                 left = training.max_seconds - (time.perf_counter() - begun)
                 share = max(left, 0.0) / max(to_learn, 1)
             to_learn -= learns(networks[name])
-            title = f"{names_of(assemblies)} ({number + 1}/{len(shared)})"
+            title = f"{latent_names(assemblies)} ({number + 1}/{len(shared)})"
             progress = Progress(title, progress_bar)
             try:
                 networks[name], histories[name] = train_network(
@@ -337,7 +338,7 @@ def _trained(
                 )
             finally:
                 progress.close()
-    if interruption.asked:
+    if interruption.requested:
         warnings.warn(
             "training was interrupted: the networks are the best so far. Answers are right in the "
             "limit, but may need more particles; compiled.train goes on",
@@ -345,7 +346,7 @@ def _trained(
         )
     _warn_of_dropped(histories)
     plan = compiled.plan
-    if not interruption.asked:
+    if not interruption.requested:
         plan = Inference(compiled.proposal).plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 

@@ -29,7 +29,7 @@ from retrodict.inverse.inverse import invert
 from retrodict.proposal.linear_guide import Facts
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
-from retrodict.training.simulate import Rejected
+from retrodict.training.rejections import RejectionCounts
 
 Array = np.ndarray[Any, Any]
 
@@ -306,5 +306,5 @@ def _encode_history(history: NetworkHistory) -> dict[str, Any]:
 
 def _decode_history(fields: dict[str, Any]) -> NetworkHistory:
     dropped = Counter({(site, why): n for site, why, n in fields["rejected"]["dropped"]})
-    rejected = Rejected(fields["rejected"]["simulated"], dropped)
+    rejected = RejectionCounts(fields["rejected"]["simulated"], dropped)
     return NetworkHistory(**fields | {"rejected": rejected})

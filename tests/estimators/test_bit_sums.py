@@ -261,7 +261,7 @@ def test_an_exact_picture_needs_no_training_and_gives_the_posterior(tmp_path, mo
     training = rd.Training(max_steps=50, dataset_size=512, heldout_size=128)
     compiled = rd.compile(zoo.key(0), devices, ("y",), training=training, progress_bar=False)
     (history,) = compiled.history.networks.values()
-    assert history.stopped == "nothing is left to be learned" and len(history.loss) == 1
+    assert history.stopped == "no weights to train" and len(history.loss) == 1
     found = compiled.infer(zoo.key(1), {"y": 4.1}, 2000, method="importance")
     states = all_states(len(EFFECTS))
     log_p = states @ np.full(7, np.log(0.3)) + (1 - states) @ np.full(7, np.log(0.7))

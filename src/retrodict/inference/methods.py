@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import ANSWERING, QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph.graph import Graph
 from retrodict.graph.trace import trace
@@ -33,7 +34,7 @@ from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
 from retrodict.particles.weights import LogEvidence
 from retrodict.proposal.proposal import Networks, Proposal
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 from retrodict.types import Values
 
 FEW_PARTICLES = 100
@@ -195,8 +196,8 @@ class Inference:
 
             # few particles take no time, however slow the program
             few = settings.num_particles <= FEW_PARTICLES and not many
-            self._runners[settings, many] = Compiled(
-                run_many if many else run, QUICKLY if few else ANSWERING
+            self._runners[settings, many] = CompiledFunction(
+                run_many if many else run, FAST_COMPILE if few else LOW_LATENCY
             )
         return self._runners[settings, many]
 
@@ -297,7 +298,7 @@ class Inference:
         The data sets are kept as a reference, with the evidence that the best finds for them.
         """
         data_key, run_key = jax.random.split(rng_key)
-        made, _ = fresh_datasets(self.graph, self.proposal.draws, data_key, NUM_DATASETS)
+        made, _ = simulate_datasets(self.graph, self.proposal.draws, data_key, NUM_DATASETS)
         data = {name: made[name] for name in self.graph.observed}
         number, num = PLAN_DATASETS * PLAN_REPEATS, self._plan_particles(networks)
         keys = jax.random.split(run_key, number)
@@ -355,7 +356,7 @@ class Inference:
             each = self._working_bytes(networks, num_particles)
             return by_parts(partial(one, networks, threshold), each, keys, data)
 
-        return Compiled(run, QUICKLY)
+        return CompiledFunction(run, FAST_COMPILE)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
