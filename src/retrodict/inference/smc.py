@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict._xla.batch_last import sum_of_all
-from retrodict._xla.scan import one_by_one, scan
+from retrodict._xla.batch_last import sum_all
+from retrodict._xla.scan import scan, sequential_map
 from retrodict.particles.genealogy import Lineage, surviving_draws, trace_trajectories
 from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
@@ -253,7 +253,7 @@ class Engine:
             if not together:
                 return self.proposal.draw_stage(networks, chance, stage, known)
             drawn, log_q = self.proposal.draw_copies(networks, chance, factor, known)
-            return drawn, sum_of_all(log_q)
+            return drawn, sum_all(log_q)
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
@@ -416,7 +416,7 @@ class Engine:
                 networks, chance, stage, known, given, time, carry, summaries
             )
             # A latent's own conditional is both its density and its log q, and so is not counted.
-            counted = {n: sum_of_all(d) for n, d in found.log_density.items() if n not in stage.own}
+            counted = {n: sum_all(d) for n, d in found.log_density.items() if n not in stage.own}
             return carry, drawn, log_q, counted
 
         values: Any = state.values
@@ -518,7 +518,7 @@ def by_parts(fn: Callable[..., Any], each: int, *arguments: Any) -> Any:
     done = parts * size
     batched = jax.vmap(fn)
     cut = jax.tree.map(lambda a: a[:done].reshape(parts, size, *a.shape[1:]), arguments)
-    made = one_by_one(lambda part: batched(*part), cut)
+    made = sequential_map(lambda part: batched(*part), cut)
     made = jax.tree.map(lambda a: a.reshape(done, *a.shape[2:]), made)
     if done == number:
         return made
