@@ -168,5 +168,7 @@ def compiled_for(problem: Problem, seconds: float, **options: Any) -> Any:
         )
     ended = ", ".join(network.stopped for network in made.history.networks.values())
     seconds = time.perf_counter() - begun
-    print(f"\nCompiling `{problem.model.__name__}` took {seconds:.0f} s; training ended: {ended}.")
+    print(
+        f"\nCompiling `{problem.model.__name__}` took {seconds:.0f} s; training stopped: {ended}."
+    )
     return made
