@@ -35,8 +35,8 @@ INTRODUCTION = """\
 
 Comparison of retrodict with alternative methods. Both terms of a ratio are measured in one run on
 one machine, with the runs of all methods interleaved. Each peer has its own virtual environment,
-which the benchmark creates in the user's cache folder. A figure is the median over repetitions, with
-the quartiles in brackets. Whether a target is reached is computed from the measurements.
+which the benchmark creates in the user's cache folder. A figure is the median over repetitions,
+with the quartiles in brackets. Whether a target is reached is computed from the measurements.
 
 ```sh
 make bench                                # all, quick settings

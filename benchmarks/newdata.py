@@ -261,8 +261,8 @@ def _verdicts(name: str, found: dict[str, Found], compile_seconds: float) -> Non
     nearest = min(ratios, key=ratios.__getitem__)
     report.target(
         f"faster than every peer on {name}",
-        f"the closest is {nearest}, at {report.short(ratios[nearest])} times the time per effective "
-        "sample",
+        f"the closest is {nearest}, at {report.short(ratios[nearest])} times the time per "
+        "effective sample",
         ratios[nearest] > 1,
     )
     infer = float(np.median(base.seconds))
