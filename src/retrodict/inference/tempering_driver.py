@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import run_often
+from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.inference.mcmc_kernels import Moves
 from retrodict.inference.tempered_smc import POOL, Climb, Guide, Pool, Temperer, features
@@ -91,11 +91,11 @@ class Rescuer:
 
     @cached_property
     def _draw(self) -> Callable[..., Pool]:
-        return run_often(self.temperer.draw)
+        return low_latency_jit(self.temperer.draw)
 
     @cached_property
     def _climb(self) -> Callable[..., Climb]:
-        return run_often(self.temperer.climb)
+        return low_latency_jit(self.temperer.climb)
 
     @cached_property
     def _complete(self) -> Callable[..., dict[str, Array]]:
@@ -106,7 +106,7 @@ class Rescuer:
             particles = climb.walkers.particle
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 
-        return run_often(complete)
+        return low_latency_jit(complete)
 
     def __call__(
         self,
@@ -260,23 +260,13 @@ class Findings(NamedTuple):
             self.log_evidence_se,
             1.0 if accepted is None else accepted,
         )
-        grade = 0
-        said = [
+        summary = (
             f"Found by tempering: {self.stops} temperatures, {self.sweeps} sweeps of moves"
             f"{_accepted(self.acceptance)}."
-        ]
-        for value, limit in zip(measures, LIMITS, strict=True):
-            sign = 1.0 if limit.at == "most" else -1.0
-            for level, bound, name in ((2, limit.fair, "fair"), (1, limit.good, "good")):
-                if not sign * value <= sign * bound:
-                    side = "above" if limit.at == "most" else "below"
-                    said.append(
-                        f"The {limit.name} is {value:.3g}, {side} the {bound:g} that is needed to "
-                        f"be {name}: {limit.meaning}."
-                    )
-                    grade = max(grade, level)
-                    break
-        return grade, tuple(said)
+        )
+        checks = [limit.check(value) for value, limit in zip(measures, LIMITS, strict=True)]
+        violations = (reason for grade, reason in checks if grade > 0)
+        return max(grade for grade, _ in checks), (summary, *violations)
 
 
 def _accepted(acceptance: Mapping[str, float | None]) -> str:
