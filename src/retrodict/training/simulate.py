@@ -32,9 +32,8 @@ from retrodict.training.rejections import RejectionCounts
 MIN_DRAWS_TO_REFUSE = 1000
 MAX_DROPPED = 0.95
 
-Examples: TypeAlias = (
-    Any  # (x, context), each a pytree whose leaves have a leading axis of examples
-)
+# A pair (x, context) of pytrees whose leaves have a leading axis of examples.
+Examples: TypeAlias = Any
 
 
 class _CopyChoice(NamedTuple):
