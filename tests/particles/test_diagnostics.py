@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exact import ORACLES
-from oracles import NOTHING, PARTICLES, compiled, group, many_data_of, runs, slow_if
+from oracles import PARTICLES, UNTRAINED, compiled, example_datasets, group, method_cases, slow_if
 from zoo import key
 
 
@@ -21,7 +21,7 @@ def is_wrong(posterior, exact):
 
 # SMC resamples the parameters of the pumps before any count has a weight. Few of them survive, and
 # no posterior is graded good.
-RUNS_WITH_GOOD_GRADES = [run for run in runs() if run.values != ("pumps", "smc")]
+RUNS_WITH_GOOD_GRADES = [run for run in method_cases() if run.values != ("pumps", "smc")]
 # Slow: enumeration for many data sets. Another model with time, the series, is tested always.
 SLOW = ("chain",)
 
@@ -35,7 +35,7 @@ SLOW = ("chain",)
 )
 def test_at_most_2_percent_of_good_posteriors_are_wrong(name, method):
     """And the standard error of the log evidence is calibrated."""
-    data, exact = many_data_of(name)
+    data, exact = example_datasets(name)
     # The chain has six states, and the pumps' rates span orders of magnitude: they need more.
     num = {"chain": 4, "pumps": 10}.get(name, 1) * PARTICLES
     # Two seeds: of a hundred posteriors, two may be wrong by chance.
@@ -53,8 +53,8 @@ def test_at_most_2_percent_of_good_posteriors_are_wrong(name, method):
 @group("series")
 def test_posteriors_of_untrained_networks_are_graded_poor():
     """With importance sampling of eight steps; a filter corrects itself and is right."""
-    data, exact = many_data_of("series")
-    untrained = compiled("series", NOTHING)
+    data, exact = example_datasets("series")
+    untrained = compiled("series", UNTRAINED)
     importance = untrained.infer_many(key(15), data, PARTICLES, method="importance")
     assert is_wrong(importance, exact).mean() > 0.2  # there are errors to detect
     assert np.mean(importance.trust == "poor") > 0.98
@@ -64,4 +64,4 @@ def test_posteriors_of_untrained_networks_are_graded_poor():
 
 
 def test_every_oracle_is_tested():
-    assert {run.values[0] for run in runs()} == set(ORACLES)
+    assert {run.values[0] for run in method_cases()} == set(ORACLES)

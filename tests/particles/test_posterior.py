@@ -251,9 +251,9 @@ def test_nonfinite_weights_lower_the_grade():
 def test_few_surviving_draws_lower_the_grade():
     x, lw = jax.random.normal(jax.random.key(0), (1000,)), jnp.zeros(1000)
     make = partial(make_posterior, {"x": x}, lw, log_evidence_se=jnp.asarray(0.05))
-    row = jnp.arange(1000)
-    assert make(ancestors=jnp.stack([row, row])).trust == "good"
-    few = make(ancestors=jnp.stack([row // 50, row]))
+    identity = jnp.arange(1000)
+    assert make(ancestors=jnp.stack([identity, identity])).trust == "good"
+    few = make(ancestors=jnp.stack([identity // 50, identity]))
     assert few.trust == "fair"
     assert few.diagnostics.reasons == (
         "The number of surviving draws is 20, below the limit of 100 for good: "
@@ -448,15 +448,15 @@ def test_at_most_2_percent_of_good_posteriors_are_wrong():
     The experiment behind `LIMITS`: importance sampling between distributions of known means.
     """
     rng = np.random.default_rng(0)
-    rows = []
+    results = []
     for num, runs in ((300, 50), (1000, 30), (4000, 6)):
         for family, target, mean, sd, proposal in proposals():
             x = proposal.draw(rng, (runs, num))
             lw = target.log_prob(x) - proposal.log_prob(x)
             grade, estimate, se = grade_mean_and_se(jnp.asarray(x), jnp.asarray(lw))
             off = np.abs(np.asarray(estimate) - mean) > 3 * np.asarray(se) + 0.1 * sd
-            rows += [(family, num, g, bool(o)) for g, o in zip(grade, off.any(-1), strict=True)]
-    families, nums, grades, wrong = (np.array(column) for column in zip(*rows, strict=True))
+            results += [(family, num, g, bool(o)) for g, o in zip(grade, off.any(-1), strict=True)]
+    families, nums, grades, wrong = (np.array(column) for column in zip(*results, strict=True))
     good = grades == 0
     assert wrong.mean() > 0.15  # there are errors to detect
     assert wrong[good].mean() < 0.005
