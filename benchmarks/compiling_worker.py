@@ -1,12 +1,12 @@
-"""A model of the paper and a recipe in; held-out loss over time out, as JSON, network by network.
+"""Train a model of the paper by a recipe; print each network's held-out loss over time as JSON.
 
-`python -m benchmarks.learning RECIPE MODEL SECONDS`, for `benchmarks.compiling`. `ours` is what
-`rd.compile` does with default options. `raw` is the paper's recipe (sec. 3.4 and 5) with our parts:
-its inverse and its sizes, rectified units, plain inputs side by side in place of pooled and scaled
-ones, latents neither standardised nor reordered, no guides, Adam at a constant 1e-3 without
-clipping or averaging, and every pass over new data. `scaled` is the same with our scaling of inputs
-and latents. Latents with bounds are on the real line in all of them: Gaussians on a rate itself
-would have mass where it cannot be.
+`python -m benchmarks.compiling_worker RECIPE MODEL SECONDS`, for `benchmarks.compiling`. The recipe
+`ours` is `rd.compile` with default options. `raw` is the paper's recipe (sec. 3.4 and 5) built from
+retrodict's parts: the paper's inverse and sizes, rectified linear units, concatenated and unscaled
+inputs instead of pooled and scaled ones, latents neither standardised nor reordered, no guides,
+Adam with the constant rate 1e-3 without clipping or averaging, and new data for every pass.
+`scaled` is the same with retrodict's scaling of inputs and latents. All recipes transform bounded
+latents to the real line: Gaussians on the latents themselves would have mass outside the bounds.
 """
 
 import json
@@ -34,7 +34,7 @@ from retrodict.training.simulate import Simulator
 
 
 class Setup(NamedTuple):
-    """A model of the paper, and how the paper compiles it."""
+    """A model of the paper, and the paper's inverse and network sizes for it."""
 
     model: Any
     observed: tuple[str, ...]
@@ -51,20 +51,20 @@ SETUPS = {
 }
 
 
-class Plain(ValueEncoder):
-    """A value as it is."""
+class UnscaledEncoder(ValueEncoder):
+    """Pass values through without scaling."""
 
     def __call__(self, x: Array) -> Array:
-        """The value's numbers."""
+        """Flatten the value."""
         return jnp.ravel(jnp.asarray(x)).astype(float)
 
-    def fit(self, x: Array, there: Array | None) -> "Plain":
-        """Nothing to learn."""
+    def fit(self, x: Array, there: Array | None) -> "UnscaledEncoder":
+        """Return the encoder: there is nothing to fit."""
         return self
 
 
-class SideBySide(eqx.Module):
-    """All elements of a plate of known size, one after the other."""
+class ConcatenationEncoder(eqx.Module):
+    """Concatenate the features of all elements of a plate of fixed size."""
 
     spec: Set = eqx.field(static=True)
     number: int = eqx.field(static=True)
@@ -72,7 +72,7 @@ class SideBySide(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How many features."""
+        """Number of features."""
         return self.number * sum(element.size for element in self.elements)
 
     def __call__(self, context: Context) -> Array:
@@ -80,27 +80,27 @@ class SideBySide(eqx.Module):
         features, _ = encoders._encode_elements(self, context)
         return jnp.ravel(features)
 
-    def fit(self, context: Context, there: Array | None) -> "SideBySide":
-        """Learn the scalings of the elements."""
+    def fit(self, context: Context, there: Array | None) -> "ConcatenationEncoder":
+        """Fit the scalings of the elements."""
         parts = encoders.parts_of(self.spec, context)
         fitted = [
             encoders.fit_encoder(e, part, there)
             for e, part in zip(self.elements, parts, strict=True)
         ]
-        return SideBySide(self.spec, self.number, tuple(fitted))
+        return ConcatenationEncoder(self.spec, self.number, tuple(fitted))
 
 
-def follow_the_paper(setup: Setup, scaled: bool) -> None:
-    """Take out of this process what the paper does not have."""
-    built = encoders.build_encoder
+def patch_to_paper_recipe(setup: Setup, scaled: bool) -> None:
+    """Replace, in this process, what differs from the paper's recipe."""
+    build_default = encoders.build_encoder
 
     def build(rng: np.random.Generator, spec: Any, sizes: Any) -> Any:
         if isinstance(spec, Set):
             parts = tuple(build(rng, element, sizes) for element in spec.elements)
-            return SideBySide(spec, setup.elements, parts)
+            return ConcatenationEncoder(spec, setup.elements, parts)
         if isinstance(spec, Value) and not scaled:
-            return Plain(spec, Scaling.unit(int(np.prod(spec.shape, dtype=int))))
-        return built(rng, spec, sizes)
+            return UnscaledEncoder(spec, Scaling.unit(int(np.prod(spec.shape, dtype=int))))
+        return build_default(rng, spec, sizes)
 
     def unit(rows: Array, there: Array | None = None) -> Scaling:
         return Scaling.unit(rows.shape[1])
@@ -116,50 +116,63 @@ def follow_the_paper(setup: Setup, scaled: bool) -> None:
     jax.nn.silu = jax.nn.relu
 
 
-def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
-    """Curves of all networks that the density of the latents is made of, and the time before."""
-    setup, begun = SETUPS[name], time.perf_counter()
+class LossRecorder:
+    """Record the time and the held-out loss after every pass."""
+
+    def __init__(self) -> None:
+        self.start_time = time.perf_counter()
+        self.curve: list[tuple[float, float]] = []
+
+    def __call__(self, history: Any, _: float) -> None:
+        """Record the last loss."""
+        self.curve.append((time.perf_counter() - self.start_time, history.loss[-1]))
+
+
+def train_recipe(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
+    """Train all networks of the proposal; return their loss curves and the time for setup."""
+    setup, start_time = SETUPS[name], time.perf_counter()
     graph = rd.trace(setup.model, setup.observed)
     training = rd.Training(max_steps=10_000_000)
     if recipe == "ours":
         proposal, estimator = Proposal.of(rd.invert(graph)), MADE()
     else:
-        follow_the_paper(setup, recipe == "scaled")
+        patch_to_paper_recipe(setup, recipe == "scaled")
         proposal = Proposal.of(rd.invert(graph, setup.inverse), facts={})
         estimator = MADE(hidden=setup.hidden, components=setup.components, context=())
         training = rd.Training(max_steps=10_000_000, passes=1, clip=1e9, halvings=0)
-    used = {str(assembly.factor.network) for assembly in proposal.assemblies.values()}
-    shared = {n: a for n, a in proposal.networks().items() if n in used}
-    draws, found = proposal.draws, []
-    setup_seconds = time.perf_counter() - begun
-    for number, (network, assemblies) in enumerate(shared.items()):
-        started, curve = time.perf_counter(), []
-
-        def note(history: Any, _: float, started: float = started, curve: Any = curve) -> None:
-            curve.append((time.perf_counter() - started, history.loss[-1]))
-
+    density_networks = {str(a.factor.network) for a in proposal.assemblies.values()}
+    shared = {n: a for n, a in proposal.networks().items() if n in density_networks}
+    draws, results = proposal.draws, []
+    setup_seconds = time.perf_counter() - start_time
+    for number, (network_name, assemblies) in enumerate(shared.items()):
         key = jax.random.fold_in(jax.random.key(0), number)
-        made = proposal.build(estimator, key, assemblies)
+        recorder = LossRecorder()
+        network = proposal.build(estimator, key, assemblies)
         train.train_network(
             key,
-            made,
+            network,
             Simulator(graph, tuple(assemblies), proposal.designs, training.copies, draws),
             training,
             max_seconds=(seconds - setup_seconds) / len(shared),
-            report=note,
+            report=recorder,
         )
+        # The factorial HMM's loss is that of one step.
         copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
-        if name == "fhmm":
-            copies = 1  # of one step, for all are alike
-        about = {"network": network, "copies": copies, "learns": conditional.learns(made)}
-        found.append(about | {"curve": curve})
-    return {"setup": setup_seconds, "networks": found}
+        results.append(
+            {
+                "network": network_name,
+                "copies": 1 if name == "fhmm" else copies,
+                "learns": conditional.learns(network),
+                "curve": recorder.curve,
+            }
+        )
+    return {"setup": setup_seconds, "networks": results}
 
 
 def main() -> None:
-    """Train, and write the curves."""
+    """Train and print the curves."""
     recipe, name, seconds = sys.argv[1:]
-    print(json.dumps(learned(recipe, name, float(seconds))))
+    print(json.dumps(train_recipe(recipe, name, float(seconds))))
 
 
 if __name__ == "__main__":
