@@ -4,6 +4,7 @@ Each support has a scale on which its values are comparable: the logarithm of a 
 count, the logit of a proportion. There they are centred and scaled by what synthetic data show.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -29,7 +30,7 @@ Column = Literal["scaled", "fine", "plain"]
 class Value:
     """An aligned parent: a plain input."""
 
-    name: str
+    name: Hashable
     support: Support = field(hash=False)
     shape: tuple[int, ...]
 
@@ -123,7 +124,7 @@ def value_columns(spec: Value, x: Array) -> tuple[Float[Array, " features"], tup
     raw = x.reshape(-1).astype(float)
 
     def bound(side: str) -> Array:
-        return jnp.asarray(spread(spec.name, getattr(base, side), spec.shape))
+        return jnp.asarray(spread(str(spec.name), getattr(base, side), spec.shape))
 
     if base is constraints.boolean:
         return 2 * raw - 1, _columns("plain", raw.size)

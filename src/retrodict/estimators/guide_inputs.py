@@ -7,7 +7,6 @@ them, the innovation of a filter. Half of a mixture's components are placed rela
 picture misses, the network learns; what the network misses, the weights correct.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,8 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from retrodict._xla.batch_last import side_by_side
-from retrodict.estimators.analytic import bit_sums
-from retrodict.estimators.analytic.bit_sums import Waves
 from retrodict.estimators.heads import along_first, compress, patterns
 from retrodict.estimators.scalar_bijections import Coordinate, match_gaussian
 
@@ -48,7 +45,6 @@ class Expected(NamedTuple):
         residual: observations minus their means, where the latents are at `prior`.
         slope: how these means move with the coordinates.
         noise: the observations' own variance.
-        effects: where bits add up in one observation, its slope, if that is known beforehand.
     """
 
     centre: Float[Array, "coordinates *rows"]
@@ -59,7 +55,6 @@ class Expected(NamedTuple):
     residual: Float[Array, "channels *rows"]
     slope: Float[Array, "channels coordinates *rows"]
     noise: Float[Array, "channels *rows"]
-    effects: bit_sums.Effects | None = None
 
     @property
     def tails(self) -> Float[Array, "coordinates channels *rows"]:
@@ -70,24 +65,16 @@ class Expected(NamedTuple):
         return self.noise + jnp.tensordot(later, moved, 1)
 
 
-def known_effects(expected: Expected) -> bit_sums.Effects:
-    """Of bits that add up in one observation."""
-    assert expected.effects is not None
-    return expected.effects
-
-
 class Left(NamedTuple):
     """What is left to expect once some coordinates are known.
 
     Attributes:
         noise: root⁻¹ (x − centre), zero where x is not known yet, or where there are channels.
         residual: observations minus their means.
-        sum: where bits add up in one observation, what of it is left to explain.
     """
 
     noise: Float[Array, "coordinates *rows"]
     residual: Float[Array, "channels *rows"]
-    sum: Float[Array, "*rows"] | None = None
 
 
 class View(NamedTuple):
@@ -102,14 +89,9 @@ class View(NamedTuple):
     noise: Float[Array, "channels *rows"]
 
 
-def start(expected: Expected, waves: Waves | None = None) -> Left:
+def start(expected: Expected) -> Left:
     """Nothing is known yet."""
-    left = Left(jnp.zeros_like(expected.centre), expected.residual)
-    if waves is None:
-        return left
-    (residual,) = expected.residual
-    effects = known_effects(expected)
-    return left._replace(sum=bit_sums.start(effects, residual, expected.prior))
+    return Left(jnp.zeros_like(expected.centre), expected.residual)
 
 
 def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
@@ -216,39 +198,6 @@ class BitsView(NamedTuple):
 
     logits: Float[Array, "patterns *rows"]
     inputs: Float[Array, "inputs *rows"]
-
-
-def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[bit_sums.Block, ...]:
-    """The bits of each step, where they add up in one observation."""
-    (noise,) = expected.noise
-    return bit_sums.blocks_of(waves, known_effects(expected), spans, expected.prior, noise)
-
-
-def look_at_sum(
-    waves: Waves, expected: Expected, left: Left, block: bit_sums.Block
-) -> Float[Array, "patterns *rows"]:
-    """Logits of all patterns of a step's bits, where they add up in one observation."""
-    assert left.sum is not None
-    return _held_up(jnp.log(bit_sums.chances_of(waves, block, left.sum, expected.noise[0])))
-
-
-def look_at_all_sums(
-    waves: Waves, spans: Sequence[int], expected: Expected, row: Float[Array, " coordinates"]
-) -> list[Float[Array, " patterns"]]:
-    """The same for every step, given all coordinates before."""
-    left, found = start(expected, waves), []
-    blocks = sums(waves, spans, expected)
-    for step, end in enumerate(np.cumsum(spans)):
-        found.append(look_at_sum(waves, expected, left, blocks[step]))
-        left = learn_sum(left, blocks[step], row[end - spans[step] : end])
-    return found
-
-
-def learn_sum(left: Left, block: bit_sums.Block, values: Array) -> Left:
-    """What is left once a step's bits are known."""
-    assert left.sum is not None
-    _, rest = bit_sums.learn(block, left.sum, bit_sums.chosen_by(values))
-    return left._replace(sum=rest)
 
 
 def _held_up(logits: Float[Array, "patterns *rows"]) -> Float[Array, "patterns *rows"]:

@@ -25,9 +25,16 @@ from jaxtyping import Array, Float, Int
 
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs
-from retrodict.estimators.analytic.bit_sums import Waves, spans
 from retrodict.estimators.coordinates import Block, Latent, blocks, table
-from retrodict.estimators.heads import Bernoulli, Bits, Categorical, Count, Head, Mixture
+from retrodict.estimators.heads import (
+    Bernoulli,
+    Bits,
+    Categorical,
+    Count,
+    Head,
+    Mixture,
+    block_sizes,
+)
 from retrodict.estimators.scalar_bijections import Coordinate
 
 
@@ -100,7 +107,7 @@ def runs(
         if together > 1 and members[0].family == "bernoulli":
             heads = [
                 (Bits(k, floor * k / number) if k > 1 else alone, sum(parts))
-                for k, parts in groupby(spans(size, together))
+                for k, parts in groupby(block_sizes(size, together))
             ]
         for head, many in heads:
             run = Run(start, start + many, head, step, feature, param)
@@ -194,7 +201,6 @@ class Autoregressive(eqx.Module):
     ]  # the first from features, the last to params
     direct: Float[Array, "features params"] | None
     guided: tuple[Float[Array, "steps inputs width"], ...]  # by layer, then by run to params
-    waves: Waves | None = eqx.field(static=True)  # where bits add up in one observation
 
     def __init__(
         self,
@@ -202,9 +208,8 @@ class Autoregressive(eqx.Module):
         plan: tuple[Run, ...],
         hidden: tuple[int, ...],
         guide_size: int = 0,
-        waves: Waves | None = None,
     ) -> None:
-        self.plan, self.waves = plan, waves
+        self.plan = plan
         number = plan[-1].at_steps.stop
         self.widths = tuple(math.ceil(width / number) for width in hidden)
         unit = self.labels
@@ -221,11 +226,6 @@ class Autoregressive(eqx.Module):
             for scale, shape in zip(scales, shapes, strict=True)
             if guide_size
         )
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """How many coordinates each step draws."""
-        return tuple(run.head.span for run in self.plan for _ in range(run.steps))
 
     @property
     def labels(self) -> "Labels":
@@ -284,17 +284,12 @@ class Autoregressive(eqx.Module):
         expected = encoding.expected
         if expected is None:
             return added
-        by_step: list[Array] = []
-        if self.waves is not None:
-            by_step = guide_inputs.look_at_all_sums(self.waves, self.spans, expected, row)
         every = guide_inputs.inputs(guide_inputs.look_at_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:
             inputs, begun = every[:, run.at], jnp.zeros((run.head.size, 1))
             if run.head.span > 1:
                 begun, inputs = guide_inputs.look_at_all_bits(expected, row, run.at, run.head.span)
-            if by_step:
-                begun = jnp.stack(by_step[run.at_steps], 1)
             seen.append(inputs)
             logits.append(begun.T)
         layers = len(self.widths)

@@ -7,7 +7,7 @@ support, or has no finite log density.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,22 @@ REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 # Draws at a time, and the memory that the values of so many may take.
 CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
 
-Draws: TypeAlias = Callable[[PRNGKeyArray], tuple[dict[str, Array], Int[Array, " draws"]]]
+
+class JointDraws(NamedTuple):
+    """Joint draws of all sites, with a leading axis of draws.
+
+    Attributes:
+        values: of the sites.
+        carries: of the scans, by leaf.
+        faults: what is wrong with each draw, see `faults`.
+    """
+
+    values: dict[str, Array]
+    carries: dict[str, Array]
+    faults: Int[Array, " draws"]
+
+
+Simulate: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 
 
 def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
@@ -73,15 +88,15 @@ def _bounds(support: Any) -> tuple[Any, Any]:
     )
 
 
-def joint_draws(graph: Graph) -> Draws:
-    """Many joint draws of the model, and what is wrong with each, from as many keys.
+def simulator(graph: Graph) -> Simulate:
+    """A function of many keys that gives a joint draw of the model for each.
 
-    All that simulate a model share it, so that it is compiled once.
+    Everything that simulates a model shares it, so that it is compiled once.
     """
 
-    def draw(rng_key: PRNGKeyArray) -> tuple[dict[str, Array], Array]:
-        found = graph.program.run(rng_key, {})
-        return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
+    def draw(rng_key: PRNGKeyArray) -> JointDraws:
+        run = graph.program.run(rng_key, {})
+        return JointDraws(run.values, run.carries, faults(graph, run.values, run.log_density))
 
     return Compiled(jax.vmap(draw), QUICKLY)
 

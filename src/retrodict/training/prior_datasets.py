@@ -11,14 +11,14 @@ from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import REASONS, Draws, usual_number
+from retrodict.graph.prior_draws import REASONS, Simulate, usual_number
 from retrodict.training.simulate import Rejected
 
 MOST_CHUNKS = 100
 
 
 def fresh_datasets(
-    graph: Graph, draws: Draws, rng_key: PRNGKeyArray, number: int
+    graph: Graph, simulate: Simulate, rng_key: PRNGKeyArray, number: int
 ) -> tuple[dict[str, np.ndarray[Any, Any]], Rejected]:
     """So many joint draws of all sites, and what was dropped on the way."""
     names, rejected = list(graph.sites), Rejected()
