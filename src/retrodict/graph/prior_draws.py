@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.graph import Graph
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
@@ -37,7 +38,7 @@ class JointDraws(NamedTuple):
     faults: Int[Array, " draws"]
 
 
-Simulate: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
+PriorSampler: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 
 
 def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
@@ -88,7 +89,7 @@ def _bounds(support: Any) -> tuple[Any, Any]:
     )
 
 
-def simulator(graph: Graph) -> Simulate:
+def prior_sampler(graph: Graph) -> PriorSampler:
     """A function of many keys that gives a joint draw of the model for each.
 
     Everything that simulates a model shares it, so that it is compiled once.
@@ -98,7 +99,7 @@ def simulator(graph: Graph) -> Simulate:
         run = graph.program.run(rng_key, {})
         return JointDraws(run.values, run.carries, faults(graph, run.values, run.log_density))
 
-    return Compiled(jax.vmap(draw), QUICKLY)
+    return CompiledFunction(jax.vmap(draw), FAST_COMPILE)
 
 
 def generator(rng_key: PRNGKeyArray) -> np.random.Generator:

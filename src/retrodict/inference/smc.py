@@ -25,13 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict._xla.batch_last import sum_of_all
-from retrodict._xla.scan import one_by_one, scan
-from retrodict.particles.genealogy import Lineage, paths, survivors
-from retrodict.particles.population import Population, reweigh, start
+from retrodict._xla.batch_last import sum_all
+from retrodict._xla.scan import scan, sequential_map
+from retrodict.particles.genealogy import Lineage, surviving_draws, trace_trajectories
+from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import ess
-from retrodict.proposal.proposal import Networks, Proposal, Stage, by_time
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage, StepNoise, StepSummaries
 from retrodict.types import Values
 
 # Particles are drawn by parts that need no more than this: beyond it, caches are too small, and
@@ -111,7 +112,7 @@ class Engine:
         stages, closes = self.proposal.stages, self._closing()
         if self._never and not any(map(self.proposal.runs_forward, stages)):
             return self._unresampled(networks, rng_key, data)
-        particles = start(self.num_particles)
+        particles = initial_population(self.num_particles)
         held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
         sizes, ancestors = [], []
         filtered: dict[str, Array] | None = None
@@ -166,17 +167,14 @@ class Engine:
         graph, stages = self.proposal.graph, self.proposal.stages
         last = dict.fromkeys(graph.latent, -1)
         for number, (stage, closing) in enumerate(zip(stages, closes, strict=True)):
-            seen = self.proposal.looks_at(stage)
-            if seen is None:
-                last = dict.fromkeys(last, number)
-                continue
+            seen = self.proposal.parents(stage)
             named = (n for name in closing for n in (name, *graph.parents(name)))
             last |= {name: number for name in (*seen, *named) if name in last}
         return last
 
     def _unresampled(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
         """All stages, where nothing is resampled: one run of the model gives all densities."""
-        particles, log_qs = start(self.num_particles), []
+        particles, log_qs = initial_population(self.num_particles), []
         for number, stage in enumerate(self.proposal.stages):
             _, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
             particles, log_q = self._draw(networks, draw_key, stage, data, particles)
@@ -223,7 +221,7 @@ class Engine:
         if self._never:
             left = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
         else:
-            left = survivors(ancestors, log_weights)
+            left = surviving_draws(ancestors, log_weights)
         for stage in self.proposal.stages:
             own: Array = left[generation]
             length = 1
@@ -244,7 +242,7 @@ class Engine:
         particles: Population,
     ) -> tuple[Population, Float[Array, " particles"]]:
         chance, factor = jax.random.split(rng_key, self.num_particles), stage.factors[0]
-        together = stage.scan is None and not factor.own
+        together = stage.scan is None
         if together:
             chance = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
 
@@ -253,12 +251,12 @@ class Engine:
             if not together:
                 return self.proposal.draw_stage(networks, chance, stage, known)
             drawn, log_q = self.proposal.draw_copies(networks, chance, factor, known)
-            return drawn, sum_of_all(log_q)
+            return drawn, sum_all(log_q)
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
-        seen = self.proposal.looks_at(stage)
-        before = {n: v for n, v in particles.values.items() if seen is None or n in seen}
+        seen = self.proposal.parents(stage)
+        before = {n: v for n, v in particles.values.items() if n in seen}
         drawn, log_q = by_parts(one, each, chance, before)
         if stage.own:  # a factor outside of time stands alone, and is all own or not at all
             log_q = jnp.zeros_like(log_q)
@@ -315,7 +313,7 @@ class Engine:
             parents = self.resample(rng_key, particles.log_weights, self.num_particles)
             parents = parents.astype(jnp.int32)
             values = jax.tree.map(lambda leaf: leaf[parents], particles.values)
-            lineage = particles.lineage.resampled(particles.log_weights, size, parents)
+            lineage = particles.lineage.resample(particles.log_weights, size, parents)
             return values, lineage, parents
 
         values, lineage, parents = jax.lax.cond(
@@ -368,14 +366,14 @@ class Engine:
             return state, (seen, state.log_weights)
 
         keys = jax.random.split(resample_key, (length, 2))
-        now = (keys[:, 0], keys[:, 1]), noise, series_data, by_time(summaries)
+        now = (keys[:, 0], keys[:, 1]), noise, series_data, summaries
         entries = (jnp.arange(length), *now)
         moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
         sizes, parents = seen.ess, seen.ancestors
         if backward:
             sizes, parents = sizes[::-1], parents[::-1]
         values: Any = moving.values
-        followed = paths(seen.drawn, parents, backward)
+        followed = trace_trajectories(seen.drawn, parents, backward)
         ended = moving._replace(values={**values["outer"], **followed})
         possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
         return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
@@ -389,9 +387,9 @@ class Engine:
         outer_data: Values,
         given: Values,
         time: Array,
-        summaries: Mapping[tuple[str, ...], Values],
+        summaries: StepSummaries,
         number: int = 0,
-        noise: dict[str, Array] | None = None,
+        noise: StepNoise | None = None,
     ) -> tuple[Population, "Seen"]:
         """One step of a particle filter: resample, propagate, reweigh.
 
@@ -410,37 +408,35 @@ class Engine:
         resample_key, draw_key = rng_keys
         state, size, parents = self._resample(resample_key, state)
 
-        def one(chance: Mapping[str, Array], outer: Values, carry: Any) -> Any:
+        def one(chance: StepNoise, outer: Values, carry: Any) -> Any:
             known = {**outer_data, **outer}
-            carry, drawn, log_q, found = self.proposal.draw_step(
+            draw = self.proposal.draw_step(
                 networks, chance, stage, known, given, time, carry, summaries
             )
             # A latent's own conditional is both its density and its log q, and so is not counted.
-            counted = {n: sum_of_all(d) for n, d in found.log_density.items() if n not in stage.own}
-            return carry, drawn, log_q, counted
+            density = draw.evaluation.log_density
+            counted = {n: sum_all(d) for n, d in density.items() if n not in stage.own}
+            log_q = sum((draw.log_q[f.latents] for f in stage.factors if not f.own), jnp.zeros(()))
+            return draw.carry, draw.latents, log_q, counted
 
         values: Any = state.values
-        chance = self.proposal.own_keys(draw_key, stage, (self.num_particles,))
-        noise_key = jax.random.fold_in(draw_key, len(chance))
-        chance |= noise or self.proposal.step_noise(
-            networks, noise_key, stage, (self.num_particles,)
-        )
+        chance = noise or self.proposal.step_noise(networks, draw_key, stage, (self.num_particles,))
         each = self.proposal.working_bytes(networks, stage)
         carry, drawn, log_q, density = by_parts(one, each, chance, values["outer"], values["carry"])
         share = jnp.zeros(()) if values["share"] is None else values["share"]
         increment = sum(density.values(), share) - log_q
-        state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
+        state = reweight(state._replace(values={**values, "carry": carry}), increment, number)
         possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
         return state, Seen(drawn, size, parents, possible)
 
 
 def _reweigh(particles: Population, increment: Array, stage: int) -> Population:
-    """As `reweigh`, but traced once for all stages."""
+    """As `reweight`, but traced once for all stages."""
     bare: Population = _weigh(particles._replace(values={}), increment, stage)
     return bare._replace(values=particles.values)
 
 
-_weigh = jax.jit(reweigh)
+_weigh = jax.jit(reweight)
 
 
 class _Aside:
@@ -518,7 +514,7 @@ def by_parts(fn: Callable[..., Any], each: int, *arguments: Any) -> Any:
     done = parts * size
     batched = jax.vmap(fn)
     cut = jax.tree.map(lambda a: a[:done].reshape(parts, size, *a.shape[1:]), arguments)
-    made = one_by_one(lambda part: batched(*part), cut)
+    made = sequential_map(lambda part: batched(*part), cut)
     made = jax.tree.map(lambda a: a.reshape(done, *a.shape[2:]), made)
     if done == number:
         return made

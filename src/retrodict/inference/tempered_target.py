@@ -10,7 +10,7 @@ take part here, and are drawn when all else is known.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,9 @@ from retrodict.estimators.scalar_bijections import Coordinate, constrain, uncons
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Evaluation
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.contexts import Assembly
-from retrodict.proposal.proposal import Networks, Proposal, over_copies
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
+from retrodict.proposal.scope import Scope
 from retrodict.types import Values
 
 
@@ -138,27 +139,20 @@ class Target:
     def log_q(self, networks: Networks, data: Values, particle: Particle) -> Float[Array, ""]:
         """The networks' density of the coordinates."""
         values, volume, _ = self.join(particle)
-        known = self.known(data, values)
-        copies = (self.copies(networks, factor, known) for factor in self.factors)
+        scope = self.scope(data, values)
+        copies = (self.copies(networks, factor, scope, values) for factor in self.factors)
         return _sound(sum((log_q.sum() for log_q in copies), volume))
 
-    def known(self, data: Values, values: Values) -> dict[str, Array]:
-        """What the contexts of networks are made of."""
+    def scope(self, data: Values, values: Values) -> Scope:
+        """What the factors are conditioned on."""
         carries = self._run(data, values).carries
-        return {**data, **values, **carries, **self.proposal.designs}
+        return self.proposal.scope({**data, **values}, carries)
 
     def copies(
-        self, networks: Networks, factor: Factor, known: Values, latents: Values | None = None
+        self, networks: Networks, factor: Factor, scope: Scope, latents: Values
     ) -> Float[Array, "*copies"]:
-        """log q of every copy of a factor, at its latents among `known` or at others."""
-        assembly, network = self.proposal.assemblies[factor.latents], networks[str(factor.network)]
-
-        def one(*index: Array, assembly: Assembly = assembly, network: Any = network) -> Array:
-            x = assembly.x(known if latents is None else latents, index)
-            density: Array = network.log_prob(assembly.context(known, index), x)
-            return density
-
-        return over_copies(one, assembly.copies)
+        """log q of every copy of a factor at some values of its latents."""
+        return self.proposal.log_prob_of(networks, factor, scope, latents)
 
     def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Particle:
         """A particle from the networks."""

@@ -18,16 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import run_often
+from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.inference.mcmc_kernels import Moves
 from retrodict.inference.tempered_smc import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.inference.tempered_target import Target
-from retrodict.particles.diagnostics import Limit
-from retrodict.particles.population import blame
-from retrodict.particles.posterior import Posterior, make_posterior
+from retrodict.particles.diagnostics import Limit, TemperingReport
+from retrodict.particles.make_posterior import make_posterior
+from retrodict.particles.population import impossible_sites
+from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 # Fewer particles than this cannot tell a posterior's shape, nor be told apart into islands.
@@ -90,11 +92,11 @@ class Rescuer:
 
     @cached_property
     def _draw(self) -> Callable[..., Pool]:
-        return run_often(self.temperer.draw)
+        return low_latency_jit(self.temperer.draw)
 
     @cached_property
     def _climb(self) -> Callable[..., Climb]:
-        return run_often(self.temperer.climb)
+        return low_latency_jit(self.temperer.climb)
 
     @cached_property
     def _complete(self) -> Callable[..., dict[str, Array]]:
@@ -105,7 +107,7 @@ class Rescuer:
             particles = climb.walkers.particle
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 
-        return run_often(complete)
+        return low_latency_jit(complete)
 
     def __call__(
         self,
@@ -150,20 +152,22 @@ class Rescuer:
             data=data,
             dims=dims,
         )
-        extra = {
-            "reasons": said,
-            "note": f"tempered: {found.stops} temperatures",
-            "temperatures": found.temperatures,
-            "acceptance": found.acceptance,
-            "sweeps": found.sweeps,
-            "seconds": seconds,
-            "ess_by_islands": found.effective,
-            "draws": 2 * POOL * self.temperer.num,
-        }
-        islands = jnp.asarray(found.island[:kept])
-        worst = np.maximum(posterior.grade, grade)
-        evidence = np.asarray(found.log_evidence, np.float64)[()]
-        return replace(posterior, grade=worst, eves=islands, log_evidence=evidence, extra=extra)
+        return replace(
+            posterior,
+            grade=np.maximum(posterior.grade, grade),
+            eves=jnp.asarray(found.island[:kept]),
+            log_evidence=np.asarray(found.log_evidence, np.float64)[()],
+            remarks=said,
+            tempering=TemperingReport(
+                temperatures=found.temperatures,
+                acceptance=found.acceptance["trajectories"],
+                discrete_acceptance=found.acceptance["changes"],
+                sweeps=found.sweeps,
+                seconds=seconds,
+                ess_by_islands=found.effective,
+                num_draws=2 * POOL * self.temperer.num,
+            ),
+        )
 
     def _check_possible(self, data: Values, pool: Pool) -> None:
         """Say which site is at fault, if no draw could have made the data."""
@@ -181,7 +185,7 @@ class Rescuer:
         seen = {name: bool(np.isfinite(np.asarray(d)).any()) for name, d in by_site.items()}
         raise DataError(
             f"none of {len(possible)} draws from networks and prior makes these sites possible: "
-            f"{blame(seen)}. Check that their values can come from the model"
+            f"{impossible_sites(seen)}. Check that their values can come from the model"
         )
 
 

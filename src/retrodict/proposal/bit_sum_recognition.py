@@ -16,7 +16,7 @@ from retrodict.estimators.analytic.bit_sums import BLOCK_BITS, BitSums
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, fit_grid
 from retrodict.estimators.coordinates import blocks
 from retrodict.estimators.heads import block_sizes
-from retrodict.graph.prior_draws import Simulate
+from retrodict.graph.prior_draws import PriorSampler
 from retrodict.proposal.factor_model import FactorModel
 from retrodict.proposal.guide_search import median_gain, sampling_order
 from retrodict.proposal.reference_draws import at_references, pick, reference_draws
@@ -44,7 +44,7 @@ class _Examined(NamedTuple):
     deviation: Float[Array, ""]
 
 
-def find_bit_sum(model: FactorModel, simulate: Simulate) -> BitSums | None:
+def find_bit_sum(model: FactorModel, sample_prior: PriorSampler) -> BitSums | None:
     """The family of a closed conditional if it is a sum of bits."""
     latents = model.copies.latents
     number = sum(block.size for block in blocks(latents))
@@ -52,7 +52,7 @@ def find_bit_sum(model: FactorModel, simulate: Simulate) -> BitSums | None:
     single = model.num_observations == 1 and model.children[0].scalar
     if not (binary and single and 1 < number <= MAX_BITS):
         return None
-    references = reference_draws(model, simulate)
+    references = reference_draws(model, sample_prior)
     examined = at_references(model, lambda *at: _examine(model, *at), references)
     slopes = np.asarray(examined.slope, float)
     constant = np.ptp(slopes, 0).max() <= 1e-4 * np.abs(slopes).max()

@@ -1,7 +1,7 @@
 """Choose what a factor's proposal takes from the model."""
 
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import Simulate
+from retrodict.graph.prior_draws import PriorSampler
 from retrodict.proposal.conjugacy import find_conditional, restore_conditional
 from retrodict.proposal.contexts import ContextTree, follows_time
 from retrodict.proposal.copies import Copies
@@ -15,7 +15,7 @@ def choose_knowledge(
     graph: Graph,
     copies: Copies,
     context: ContextTree,
-    simulate: Simulate,
+    sample_prior: PriorSampler,
     facts: FactorFacts | None,
     analytic: bool,
 ) -> ModelKnowledge:
@@ -25,7 +25,7 @@ def choose_knowledge(
         graph: the model's.
         copies: of the factor.
         context: of the factor.
-        simulate: joint draws of the model.
+        sample_prior: joint draws of the model.
         facts: what was found before; None to look for it.
         analytic: whether closed-form conditionals are looked for.
     """
@@ -37,11 +37,11 @@ def choose_knowledge(
     if facts is None:
         # A filter's conditional ends with its step; a proposal that reads the future does not.
         if analytic and not context.series:
-            conditional = find_conditional(model, simulate)
+            conditional = find_conditional(model, sample_prior)
         if conditional is None:
-            guide = find_guide(model, simulate)
+            guide = find_guide(model, sample_prior)
     elif facts.family is not None:
-        conditional = restore_conditional(model, facts.family, simulate)
+        conditional = restore_conditional(model, facts.family, sample_prior)
     elif facts.guide is not None:
         guide = restore_guide(model, facts.guide)
     return conditional or guide or NoKnowledge()

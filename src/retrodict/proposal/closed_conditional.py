@@ -1,10 +1,10 @@
 """Conditionals known in closed form, as proposals of their factors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Key, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
 from retrodict.estimators.analytic.family import Family
@@ -56,7 +56,21 @@ class ClosedConditional:
         return self.family.parameters(self.model.target(scope), everywhere)
 
     def build(  # noqa: D102
-        self, estimator: MADE, key: Key, copies: Copies, inputs: tuple[Input, ...], number: int
+        self,
+        estimator: MADE,
+        key: PRNGKeyArray,
+        copies: Copies,
+        inputs: tuple[Input, ...],
+        number: int,
     ) -> Estimator:
         share = max(estimator.wide / number, LEAST_CHANCE)
         return AnalyticEstimator.of(self.family, copies.latents, share)
+
+    @property
+    def requirements(self) -> str:
+        """The family's name."""
+        return self.family.name
+
+    def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
+        assert isinstance(estimator, AnalyticEstimator)
+        return replace(estimator, family=self.family)

@@ -25,15 +25,15 @@ from retrodict.estimators.analytic.gamma_beta import Beta, Gamma
 from retrodict.estimators.analytic.normal import Normal
 from retrodict.estimators.coordinates import Latent, blocks, table
 from retrodict.estimators.scalar_bijections import ABOVE, BETWEEN, IDENTITY
-from retrodict.graph.prior_draws import JointDraws, Simulate
+from retrodict.graph.prior_draws import JointDraws, PriorSampler
 from retrodict.proposal.bit_sum_recognition import (
     bit_sum_constants,
     find_bit_sum,
     restore_bit_sum,
 )
 from retrodict.proposal.closed_conditional import ClosedConditional
-from retrodict.proposal.facts import RecognisedFamily
 from retrodict.proposal.factor_model import FactorModel, known_children
+from retrodict.proposal.facts import RecognisedFamily
 from retrodict.proposal.guide_search import carries_keys
 from retrodict.proposal.reference_draws import at_references, pick, reference_draws
 from retrodict.proposal.scope import Scope
@@ -49,12 +49,12 @@ NUM_WEIGHTED, LEAST_ESS, EXCEPTIONS = 32, 0.97, 0.02
 MAX_AT_ONCE = 2**24
 
 
-def find_conditional(model: FactorModel, simulate: Simulate) -> ClosedConditional | None:
+def find_conditional(model: FactorModel, sample_prior: PriorSampler) -> ClosedConditional | None:
     """The conditional of a factor if it is closed and of a known family.
 
     Args:
         model: of the factor, without children.
-        simulate: joint draws of the model.
+        sample_prior: joint draws of the model.
     """
     if carries_keys(model.graph, model.scan):
         return None
@@ -63,19 +63,19 @@ def find_conditional(model: FactorModel, simulate: Simulate) -> ClosedConditiona
         return None
     families = [family for family in candidates(model.copies.latents) if _is_cheap(model, family)]
     if families:
-        references = reference_draws(model, simulate)
+        references = reference_draws(model, sample_prior)
         start = _typical_values(model, references)
         for family in families:
             facts = RecognisedFamily(family.name, start)
             conditional = ClosedConditional(model, family, facts)
             if not family.defensive or _is_exact(conditional, references):
                 return conditional
-    bit_sum = find_bit_sum(model, simulate)
+    bit_sum = find_bit_sum(model, sample_prior)
     return None if bit_sum is None else _with_bit_sum(model, bit_sum)
 
 
 def restore_conditional(
-    model: FactorModel, facts: RecognisedFamily, simulate: Simulate
+    model: FactorModel, facts: RecognisedFamily, sample_prior: PriorSampler
 ) -> ClosedConditional | None:
     """The conditional that was recognised before; None if the family does not fit any more.
 
@@ -87,7 +87,7 @@ def restore_conditional(
     if facts.name == BitSums.name:
         if facts.constants:
             return ClosedConditional(model, restore_bit_sum(facts.constants), facts)
-        bit_sum = find_bit_sum(model, simulate)
+        bit_sum = find_bit_sum(model, sample_prior)
         return None if bit_sum is None else _with_bit_sum(model, bit_sum)
     families = {family.name: family for family in candidates(model.copies.latents)}
     family = families.get(facts.name)

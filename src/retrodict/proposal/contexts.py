@@ -6,7 +6,7 @@ series becomes a series. What the steps before hold is the scan's carry. Element
 constants of the model bring their design. Paige & Wood (2016), sec. 3.3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,7 +70,9 @@ class ContextTree:
         """What the copy at `index` sees; series may come already summarised."""
         summaries = summaries or {}
         rest = [n for n in self.tree if isinstance(n, Leaf) or n.group.name not in summaries]
-        return {**read(rest, scope, index), **summaries}
+        inputs: dict[Hashable, Any] = dict(read(rest, scope, index))
+        inputs.update(summaries)
+        return inputs
 
     @property
     def series(self) -> tuple[Branch, ...]:
@@ -311,7 +313,6 @@ def _covariate_leaves(
             if not same or key in found or not picks or (key.kind == "parents" and not as_set):
                 continue
             by_number = {i: picks[axis] for i, axis in enumerate(like.axes) if axis in picks}
-            name = InputName(key.kind, key.site)
-            source = CovariateSource(key)
-            found[key] = Leaf(name, source, constraints.real, array.shape, by_number)
+            label, source = InputName(key.kind, key.site), CovariateSource(key)
+            found[key] = Leaf(label, source, constraints.real, array.shape, by_number)
     return list(found.values())

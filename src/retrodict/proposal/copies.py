@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from retrodict.estimators.coordinates import Latent
 from retrodict.graph.graph import Graph, Site
@@ -89,6 +90,18 @@ class Copies:
             arrays[site.name] = array.reshape(shape).astype(site.dtype)
         return arrays
 
+    def select(
+        self, chosen: Bool[Array, "*copies"], first: Values, second: Values
+    ) -> dict[str, Array]:
+        """Arrays of the sites, from the first values where a copy is chosen, else the second."""
+        arrays = {}
+        for site, along in zip(self.sites, self.axes, strict=True):
+            missing = [axis for axis in range(len(site.shape)) if axis not in along]
+            ordered = jnp.transpose(chosen, list(map(int, np.argsort(along)))) if along else chosen
+            mask = jnp.expand_dims(ordered, missing)
+            arrays[site.name] = jnp.where(mask, first[site.name], second[site.name])
+        return arrays
+
     def rows(self, values: Values) -> Float[Array, "*plates coordinates"]:
         """Entries of the latents by copy, from the arrays of one step."""
         parts = []
@@ -114,7 +127,7 @@ def copy_axes(site: Site, factor: Factor) -> tuple[int, ...]:
     return ((0,) if factor.time else ()) + tuple(by_plate[plate] for plate in factor.plates)
 
 
-def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...], *arrays: Array) -> Array:
+def over_copies(fn: Callable[..., Any], sizes: tuple[int, ...], *arrays: PyTree) -> Any:
     """A function of one copy, applied to all; axes of copies first.
 
     Args:

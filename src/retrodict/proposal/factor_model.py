@@ -140,10 +140,10 @@ class FactorModel:
         mean, variance = (
             self.copies.rows({n: evaluation.moments[n][part] for n in names}) for part in range(2)
         )
-        of_children = [
+        child_mean, child_variance = (
             self.observed({c.name: evaluation.moments[c.name][part] for c in self.children}, fill)
             for part, fill in enumerate((0.0, NO_INFORMATION))
-        ]
+        )
         densities = [
             self.by_copy(child, evaluation.log_density[child.name])
             if child.scalar
@@ -152,7 +152,8 @@ class FactorModel:
         ]
         observed = self.observed({c.name: evaluation.values[c.name] for c in self.children})
         density = jnp.concatenate(densities, -1)
-        return mean, variance, ConditionalMoments(mean, *of_children, density, observed)
+        moments = ConditionalMoments(mean, child_mean, child_variance, density, observed)
+        return mean, variance, moments
 
     def target(self, scope: Scope, *, stable: bool = False) -> Target:
         """The product of all densities that a copy's latents take part in.

@@ -9,7 +9,7 @@ A proposal has a structure, which is fixed when the model is compiled, and the e
 which are arguments of compiled programs: `FactorStructure.bind` joins the two.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -201,12 +201,17 @@ class EstimatedStructure:
     def working_bytes(self, networks: Networks) -> int:
         """Every unit of the network, of which each has a bias, twice for every copy."""
         leaves = jax.tree.leaves(networks[self.network])
-        units = sum(leaf.size for leaf in leaves if jnp.ndim(leaf) == 1)
+        units = sum(int(leaf.size) for leaf in leaves if jnp.ndim(leaf) == 1)
         network = 2 * 4 * units * int(np.prod(self.copies.plate_sizes))
         return max(network, self.knowledge.working_bytes)
 
     def bind(self, networks: Networks) -> "EstimatedProposal":  # noqa: D102
-        return EstimatedProposal(self, networks[self.network])
+        return EstimatedProposal(self, self.knowledge.bind(networks[self.network]))
+
+    @property
+    def requirements(self) -> Hashable:
+        """What an estimator must have been built for, equal if it can be used again."""
+        return self.copies.latents, self.context.inputs, self.knowledge.requirements
 
     def build(self, estimator: MADE, rng_key: PRNGKeyArray, number: int) -> Estimator:
         """An untrained estimator that a draw uses `number` times."""
@@ -262,7 +267,8 @@ class EstimatedProposal:
             times = jnp.arange(self.structure.copies.sizes[0])
             return jax.vmap(lambda time: network.summary(name, series(time, plates)))(times)
 
-        return over_copies(one, self.structure.copies.plate_sizes)
+        summaries: Array = over_copies(one, self.structure.copies.plate_sizes)
+        return summaries
 
     def prepare(  # noqa: D102
         self, scope: Scope, summaries: Summaries | None = None, *, differentiable: bool = False
@@ -298,4 +304,5 @@ class EstimatedProposal:
         def one(index: tuple[Array, ...], encoding: PyTree) -> Array:
             return self.estimator.log_prob(encoding, copies.one_of_step(latents, index))
 
-        return over_copies(one, copies.plate_sizes, prepared)
+        log_q: Array = over_copies(one, copies.plate_sizes, prepared)
+        return log_q

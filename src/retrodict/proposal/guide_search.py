@@ -18,7 +18,7 @@ from retrodict._xla.jit import run_once
 from retrodict.estimators.coordinates import Latent, blocks, table
 from retrodict.estimators.guide_inputs import Expected
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import JointDraws, Simulate
+from retrodict.graph.prior_draws import JointDraws, PriorSampler
 from retrodict.proposal.factor_model import FactorModel, known_children, parent_known
 from retrodict.proposal.facts import GuideFacts
 from retrodict.proposal.linear_guide import LinearGuide
@@ -39,12 +39,12 @@ def restore_guide(model: FactorModel, facts: GuideFacts) -> LinearGuide:
     return LinearGuide(replace(model, children=chosen), facts)
 
 
-def find_guide(model: FactorModel, simulate: Simulate) -> LinearGuide | None:
+def find_guide(model: FactorModel, sample_prior: PriorSampler) -> LinearGuide | None:
     """The guide of a factor, or None if it would have nothing to say.
 
     Args:
         model: of the factor, without children.
-        simulate: joint draws of the model.
+        sample_prior: joint draws of the model.
     """
     if not _has_guide_coordinates(model.copies.latents) or carries_keys(model.graph, model.scan):
         return None
@@ -53,7 +53,7 @@ def find_guide(model: FactorModel, simulate: Simulate) -> LinearGuide | None:
     if not children or min(sizes) > MAX_ENTRIES:
         return None
     model = replace(model, children=children)
-    references = reference_draws(model, simulate)
+    references = reference_draws(model, sample_prior)
     moments = _reference_moments(model, references)
     model = replace(model, children=tuple(c for c in children if _mostly_finite(moments[c.name])))
     if not model.children or _entries(model) > MAX_ENTRIES:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict._xla.linalg import cholesky, inverse_of_lower
+from retrodict._xla.linalg import cholesky, invert_lower_triangular
 from retrodict.estimators.conditional import MADE, Guided
 from retrodict.estimators.coordinates import blocks, table
 from retrodict.estimators.encoders import Input
@@ -87,10 +87,22 @@ class LinearGuide:
         return FactorFacts(guide=self.facts)
 
     def build(  # noqa: D102
-        self, estimator: MADE, key: Key, copies: Copies, inputs: tuple[Input, ...], number: int
+        self,
+        estimator: MADE,
+        key: PRNGKeyArray,
+        copies: Copies,
+        inputs: tuple[Input, ...],
+        number: int,
     ) -> Estimator:
-        guided = Guided(self.facts.order, self.channels)
-        return estimator.build(key, copies.latents, inputs, guided, number)
+        return estimator.build(rng_key, copies.latents, inputs, self.requirements, number)
+
+    @property
+    def requirements(self) -> Guided:
+        """What a network must know of the guide."""
+        return Guided(self.facts.order, self.channels)
+
+    def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
+        return estimator
 
     def at(self, scope: Scope) -> Expected:
         """Linearise at the latents' means, and again at the estimate, for all copies."""
@@ -325,7 +337,7 @@ def _solve(
     reverse = order[::-1]
     lower = cholesky(precision[..., reverse, :][..., reverse])
     whitening = jnp.swapaxes(lower[..., ::-1, ::-1], -1, -2)
-    root = inverse_of_lower(whitening)
+    root = invert_lower_triangular(whitening)
     step = jnp.einsum("...ij,...kj,...k->...i", root, root, gradient[..., order])
     centre = model.centre + spread * step[..., np.argsort(order)]
     scale = spread[..., order]

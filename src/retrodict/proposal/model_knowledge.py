@@ -1,9 +1,10 @@
 """The protocol of what a model itself says of a factor's latents when they are drawn."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxtyping import Key, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from retrodict.estimators.conditional import MADE
 from retrodict.estimators.encoders import Input
@@ -25,6 +26,10 @@ class ModelKnowledge(Protocol):
         """What is kept with the artefact."""
 
     @property
+    def requirements(self) -> Hashable:
+        """What an estimator must have been built for, equal if it can be used again."""
+
+    @property
     def parents(self) -> frozenset[str]:
         """The sites whose values it depends on."""
 
@@ -36,17 +41,25 @@ class ModelKnowledge(Protocol):
         """What is known of all copies (of one step in time), axes of copies first."""
 
     def build(
-        self, estimator: MADE, key: Key, copies: Copies, inputs: tuple[Input, ...], number: int
+        self,
+        estimator: MADE,
+        key: PRNGKeyArray,
+        copies: Copies,
+        inputs: tuple[Input, ...],
+        number: int,
     ) -> Estimator:
         """An untrained estimator of the latents.
 
         Args:
             estimator: its size.
-            key: for its initial weights.
+            rng_key: for its initial weights.
             copies: of the factor.
             inputs: of the context.
             number: how many times a draw uses it.
         """
+
+    def bind(self, estimator: Estimator) -> Estimator:
+        """The estimator with the constants of this model's arguments."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class NoKnowledge:
 
     sufficient: bool = False
     factor_facts: FactorFacts = FactorFacts()  # noqa: RUF009 (immutable)
+    requirements: Hashable = None
     parents: frozenset[str] = frozenset()
     working_bytes: int = 0
 
@@ -62,6 +76,14 @@ class NoKnowledge:
         """Nothing."""
 
     def build(  # noqa: D102
-        self, estimator: MADE, key: Key, copies: Copies, inputs: tuple[Input, ...], number: int
+        self,
+        estimator: MADE,
+        key: PRNGKeyArray,
+        copies: Copies,
+        inputs: tuple[Input, ...],
+        number: int,
     ) -> Estimator:
-        return estimator.build(key, copies.latents, inputs, None, number)
+        return estimator.build(rng_key, copies.latents, inputs, None, number)
+
+    def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
+        return estimator

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from retrodict._xla.batch_last import sum_of_all
+from retrodict._xla.batch_last import sum_all
 from retrodict._xla.repeated_eqns import FEWEST
 from retrodict._xla.scan import scan
 from retrodict.estimators.conditional import MADE
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.element_covariates import CovariateKey, element_covariates
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import Simulate, simulator
+from retrodict.graph.prior_draws import PriorSampler, prior_sampler
 from retrodict.graph.program import Evaluation
 from retrodict.graph.site_log_densities import Slices
 from retrodict.inverse.factors import Factor
@@ -88,7 +88,7 @@ class Proposal:
             are drawn, where the inverse allows divide and conquer.
         covariates: constants that distinguish elements.
         stages: the factors in sampling order.
-        simulate: joint draws of the model.
+        sample_prior: joint draws of the model.
     """
 
     inverse: Inverse
@@ -97,7 +97,7 @@ class Proposal:
     marginals: Mapping[tuple[str, ...], EstimatedStructure]
     covariates: Mapping[CovariateKey, Array]
     stages: tuple[Stage, ...]
-    simulate: Simulate = field(compare=False)
+    sample_prior: PriorSampler = field(compare=False)
 
     @staticmethod
     def of(
@@ -114,7 +114,7 @@ class Proposal:
             analytic: whether closed-form conditionals replace networks.
         """
         graph = inverse.graph
-        covariates, simulate = element_covariates(graph), simulator(graph)
+        covariates, sample_prior = element_covariates(graph), prior_sampler(graph)
         shared = Counter(factor.network for factor in inverse.factors)
 
         def structure(factor: Factor) -> EstimatedStructure:
@@ -123,7 +123,7 @@ class Proposal:
             # In a loop written out, each step would mean reading the whole model again.
             if shared[factor.network] > 1:
                 known = FactorFacts()
-            knowledge = choose_knowledge(graph, copies, context, simulate, known, analytic)
+            knowledge = choose_knowledge(graph, copies, context, sample_prior, known, analytic)
             context = ContextTree(factor) if knowledge.sufficient else context
             return EstimatedStructure.of(graph, copies, context, knowledge)
 
@@ -131,7 +131,7 @@ class Proposal:
         estimated = {f.latents: structure(f) for f in inverse.factors if not f.own}
         marginals = {f.latents: estimated[f.latents].marginal() for f in needing_marginals(inverse)}
         stages = _stages(inverse)
-        return Proposal(inverse, priors, estimated, marginals, covariates, stages, simulate)
+        return Proposal(inverse, priors, estimated, marginals, covariates, stages, sample_prior)
 
     @staticmethod
     def bootstrap(inverse: Inverse) -> "Proposal":
@@ -222,7 +222,7 @@ class Proposal:
             (factor,) = stage.factors
             noise = self.noise(networks, rng_key, factor)
             drawn, log_q = self.draw_copies(networks, noise, factor, values)
-            return drawn, sum_of_all(log_q)
+            return drawn, sum_all(log_q)
         if self.runs_forward(stage):
             return self._draw_forward(networks, rng_key, stage, values)
         return self._draw_backward(networks, rng_key, stage, values)
@@ -309,7 +309,7 @@ class Proposal:
             proposal = self.bind(networks, factor)
             prepared = proposal.prepare(scope, summaries.get(factor.latents))
             drawn, factor_log_q = proposal.sample(prepared, noise[factor.latents])
-            log_q[factor.latents] = sum_of_all(factor_log_q)
+            log_q[factor.latents] = sum_all(factor_log_q)
             scope = scope.with_values(drawn)
             latents |= drawn
         carry, evaluation = self.graph.program.step(
@@ -380,7 +380,8 @@ class Proposal:
         def step(proposal: FactorProposal, prepared: PyTree, own: Values) -> Array:
             return proposal.log_prob(prepared, own)
 
-        return self.at_all_steps(networks, factor, scope, step, own)
+        log_q: Array = self.at_all_steps(networks, factor, scope, step, own)
+        return log_q
 
     def at_all_steps(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from retrodict._xla.jit import run_once
-from retrodict.graph.prior_draws import JointDraws, Simulate, fresh_keys, usual_number
+from retrodict.graph.prior_draws import JointDraws, PriorSampler, fresh_keys, usual_number
 from retrodict.proposal.factor_model import FactorModel
 from retrodict.proposal.scope import Scope
 
@@ -17,7 +17,7 @@ from retrodict.proposal.scope import Scope
 NUM_REFERENCES = 128
 
 
-def reference_draws(model: FactorModel, simulate: Simulate) -> JointDraws:
+def reference_draws(model: FactorModel, sample_prior: PriorSampler) -> JointDraws:
     """Draws from the prior, those with representable values and densities first.
 
     They are always the same: the same model must have the same proposal.
@@ -32,7 +32,7 @@ def reference_draws(model: FactorModel, simulate: Simulate) -> JointDraws:
 
         values = run_once(jax.vmap(leading), keys[:NUM_REFERENCES])
         return JointDraws(values, {}, jnp.zeros(NUM_REFERENCES, int))
-    simulated = simulate(keys)
+    simulated = sample_prior(keys)
     order = np.argsort(np.asarray(simulated.faults) != 0, kind="stable")[:NUM_REFERENCES]
     # One program instead of one per array.
     chosen: JointDraws = run_once(

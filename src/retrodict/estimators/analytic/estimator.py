@@ -11,7 +11,7 @@ from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Key, PyTree
 
 from retrodict._xla import threefry
-from retrodict._xla.batch_last import by_rows, total
+from retrodict._xla.batch_last import batch_last, sum_features
 from retrodict._xla.jit import run_once
 from retrodict.estimators.analytic.family import Family, Randomness
 from retrodict.estimators.coordinates import Latent, Values, flatten, table, unflatten
@@ -74,12 +74,12 @@ class AnalyticEstimator(eqx.Module):
 
     def sample(self, parameters: PyTree, noise: AnalyticNoise) -> tuple[Values, Float[Array, ""]]:
         """The draw that some noise leads to, and its log q."""
-        row, log_q = by_rows(self._sample)(self.scaling, (parameters, noise))
+        row, log_q = batch_last(self._sample)(self.scaling, (parameters, noise))
         return unflatten(self.latents, row), log_q
 
     def log_prob(self, parameters: PyTree, x: Mapping[str, Array]) -> Float[Array, ""]:
         """log q(x)."""
-        log_q: Array = by_rows(self._log_prob)(self.scaling, (parameters, self.row(x)))
+        log_q: Array = batch_last(self._log_prob)(self.scaling, (parameters, self.row(x)))
         return log_q
 
     def row(self, x: Mapping[str, Array]) -> Float[Array, " coordinates"]:
@@ -130,7 +130,8 @@ class AnalyticEstimator(eqx.Module):
             return log_q
         z, log_slope = unconstrain(row, c, self._curves)
         u = jnp.abs(z - scaling.centre[:, None]) / scaling.scale[:, None]
-        defensive = total(-2 * jnp.log(1 + u) - jnp.log(2 * scaling.scale[:, None]) - log_slope)
+        log_density = -2 * jnp.log(1 + u) - jnp.log(2 * scaling.scale[:, None]) - log_slope
+        defensive = sum_features(log_density)
         first, second = np.log1p(-share) + log_q, np.log(share) + defensive
         largest = jnp.maximum(first, second)
         return largest + jnp.log(1 + jnp.exp(jnp.minimum(first, second) - largest))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import total
+from retrodict._xla.batch_last import sum_features
 from retrodict.estimators.analytic.family import Randomness, Target
 from retrodict.estimators.heads import along_first
 from retrodict.estimators.scalar_bijections import Coordinate
@@ -66,7 +66,7 @@ class Finite:
         states = along_first(np.arange(len(self.states)), parameters)
         logit = jnp.max(jnp.where(states == state, parameters, -jnp.inf), 0)
         largest = jnp.max(parameters, 0)
-        return logit - largest - jnp.log(total(jnp.exp(parameters - largest)))
+        return logit - largest - jnp.log(sum_features(jnp.exp(parameters - largest)))
 
 
 class Choice(NamedTuple):
@@ -97,7 +97,7 @@ class Choice(NamedTuple):
     @staticmethod
     def of(weights: Array, one_hot: Array) -> "Choice":
         """A choice made elsewhere."""
-        return Choice(weights, one_hot, total(weights))
+        return Choice(weights, one_hot, sum_features(weights))
 
 
 def log_prob_of_choices(choices: Sequence[Choice]) -> Float[Array, "*rows"]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import total
-from retrodict._xla.linalg import cholesky, inverse_of_lower
+from retrodict._xla.batch_last import sum_features
+from retrodict._xla.linalg import cholesky, invert_lower_triangular
 from retrodict.estimators.analytic.family import Randomness, Target
 from retrodict.estimators.scalar_bijections import Coordinate
 
@@ -46,7 +46,7 @@ class Normal:
         precision = jnp.where(valid[..., None, None], precision, identity)
         scale = 1 / jnp.sqrt(jnp.where(valid[..., None], diagonal, 1.0))
         lower = cholesky(precision * scale[..., :, None] * scale[..., None, :])
-        root = jnp.swapaxes(inverse_of_lower(lower), -1, -2) * scale[..., :, None]
+        root = jnp.swapaxes(invert_lower_triangular(lower), -1, -2) * scale[..., :, None]
         whitening = jnp.swapaxes(lower, -1, -2) / scale[..., None, :]
         mean = start
         for _ in range(2):
@@ -68,7 +68,7 @@ class Normal:
         standard = _matvec(parameters.whitening, row - parameters.mean)
         standard = jnp.clip(standard, -1e9, 1e9)  # squares stay finite
         number = row.shape[0]
-        density: Array = -0.5 * total(standard**2) - number * 0.5 * np.log(2 * np.pi)
+        density: Array = -0.5 * sum_features(standard**2) - number * 0.5 * np.log(2 * np.pi)
         for d in range(number):
             density = density + jnp.log(jnp.abs(parameters.whitening[d, d]))
         return density
