@@ -58,7 +58,7 @@ class ClosedConditional:
     def build(  # noqa: D102
         self,
         estimator: MADE,
-        key: PRNGKeyArray,
+        rng_key: PRNGKeyArray,
         copies: Copies,
         inputs: tuple[Input, ...],
         number: int,

@@ -71,7 +71,7 @@ class ContextTree:
         summaries = summaries or {}
         rest = [n for n in self.tree if isinstance(n, Leaf) or n.group.name not in summaries]
         inputs: dict[Hashable, Any] = dict(read(rest, scope, index))
-        inputs.update(summaries)
+        inputs.update(summaries.items())
         return inputs
 
     @property

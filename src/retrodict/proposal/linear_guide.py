@@ -89,7 +89,7 @@ class LinearGuide:
     def build(  # noqa: D102
         self,
         estimator: MADE,
-        key: PRNGKeyArray,
+        rng_key: PRNGKeyArray,
         copies: Copies,
         inputs: tuple[Input, ...],
         number: int,

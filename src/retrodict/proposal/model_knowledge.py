@@ -43,7 +43,7 @@ class ModelKnowledge(Protocol):
     def build(
         self,
         estimator: MADE,
-        key: PRNGKeyArray,
+        rng_key: PRNGKeyArray,
         copies: Copies,
         inputs: tuple[Input, ...],
         number: int,
@@ -78,7 +78,7 @@ class NoKnowledge:
     def build(  # noqa: D102
         self,
         estimator: MADE,
-        key: PRNGKeyArray,
+        rng_key: PRNGKeyArray,
         copies: Copies,
         inputs: tuple[Input, ...],
         number: int,
