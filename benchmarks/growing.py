@@ -50,8 +50,8 @@ def prepared(model: Any, observed: tuple[str, ...], *args: Any) -> tuple[Proposa
     graph = rd.trace(model, observed, model_args=args)
     proposal = Proposal.of(rd.invert(graph))
     networks = {
-        name: proposal.build(SMALL, jax.random.key(0), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(SMALL, jax.random.key(0), structures)
+        for name, structures in proposal.networks().items()
     }
     return proposal, networks, time.perf_counter() - begun
 

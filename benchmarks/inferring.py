@@ -29,7 +29,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import retrodict as rd
 from retrodict.demos.models import pumps
 from retrodict.demos.reference_answers import load_reference
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training.prior_datasets import simulate_datasets
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
@@ -159,7 +159,7 @@ def nuts(
 def synthetic(compiled: rd.Compiled, number: int) -> dict[str, np.ndarray]:
     """Data sets from the model itself."""
     graph = compiled.graph
-    draws, _ = simulate_datasets(graph, joint_draws(graph), jax.random.key(5), number)
+    draws, _ = simulate_datasets(graph, prior_sampler(graph), jax.random.key(5), number)
     return {name: draws[name] for name in graph.observed}
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training.prior_datasets import simulate_datasets
 
 Values = Mapping[str, np.ndarray]
@@ -46,7 +46,7 @@ def _columns(values: Mapping[str, Any], how: Columns) -> np.ndarray:
 
 def simulated(graph: Graph, number: int, seed: int = 11) -> dict[str, np.ndarray]:
     """So many joint draws of all sites."""
-    draws, parts, found = joint_draws(graph), [], 0
+    draws, parts, found = prior_sampler(graph), [], 0
     while found < number:
         size = min(number - found, 20_000)
         key = jax.random.fold_in(jax.random.key(seed), len(parts))

@@ -12,10 +12,11 @@ import pytest
 
 import zoo
 from retrodict.errors import UnsupportedModel
-from retrodict.estimators.conditional import EXPECTED
-from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, joint_draws
+from retrodict.estimators.guide_inputs import Expected
+from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, prior_sampler
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
+from retrodict.proposal.context_views import InputName
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.rejections import RejectionCounts
@@ -30,13 +31,13 @@ def go_on():
 def simulators(model, observed, copies=4, **kwargs):
     """A simulator for each network, by the first site it draws."""
     graph = trace(model, observed, model_kwargs=kwargs)
-    proposal = Proposal.of(invert(graph, "faithful"), exact=False)
-    draws = joint_draws(graph)
+    proposal = Proposal.of(invert(graph, "faithful"), analytic=False)
+    draws = prior_sampler(graph)
     return {
-        assemblies[0].factor.latents[0]: Simulator(
-            graph, tuple(assemblies), proposal.designs, copies, draws
+        structures[0].factor.latents[0]: Simulator(
+            graph, tuple(structures), proposal.covariates, copies, draws
         )
-        for assemblies in proposal.networks().values()
+        for structures in proposal.networks().values()
     }
 
 
@@ -76,8 +77,10 @@ def test_pumps_lose_a_fifth_of_their_draws_and_say_where():
     assert np.mean(before) == pytest.approx(counts.fraction, abs=0.02)
     x, context = rows
     assert np.all(np.isfinite(x["alpha"])) and np.all(x["beta"] > 0)
-    assert context["pumps"]["y"].min() >= 0
-    assert context["pumps"]["y"].max() < np.iinfo(np.int32).max
+    plate = context.inputs[InputName("plate", "pumps")].values
+    y = plate[InputName("site", "y")]
+    assert y.min() >= 0
+    assert y.max() < np.iinfo(np.int32).max
 
 
 def overflowing():
@@ -154,12 +157,14 @@ def test_rows_are_what_the_factor_needs_of_one_draw():
     made = simulators(zoo.pumps, ("t", "y"), n=3)
     (theta, context), _ = made["theta"].examples(zoo.key(2), 64, go_on)
     assert theta["theta"].shape == (64,)
-    assert set(context) == {"alpha", "beta", "t", "y", EXPECTED}
+    inputs = {name.name: value for name, value in context.inputs.items()}
+    assert set(inputs) == {"alpha", "beta", "t", "y"}
+    assert isinstance(context.from_model, Expected)
     # Three copies of a draw, next to one another, share what is above the plate.
     assert made["theta"].examples_per_draw == 3
-    alpha = context["alpha"][:63].reshape(-1, 3)
+    alpha = inputs["alpha"][:63].reshape(-1, 3)
     np.testing.assert_array_equal(alpha, np.broadcast_to(alpha[:, :1], alpha.shape))
-    assert len(np.unique(context["t"][:63])) == 63
+    assert len(np.unique(inputs["t"][:63])) == 63
 
 
 def test_each_copy_is_used_as_often_and_none_twice():

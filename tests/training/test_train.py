@@ -22,7 +22,7 @@ from oracles import slow_if
 from retrodict import compiled as compiled_module
 from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.inference.methods import Inference, Plan, first_choice
 from retrodict.training import gradient_steps, schedule, train
 from retrodict.training.prefetch import Prefetcher
@@ -151,9 +151,9 @@ class Fake:
 def parts(model=pair, observed=("y",), which=0):
     graph = rd.trace(model, observed)
     proposal = compiled_module.Proposal.of(rd.invert(graph, "auto"))
-    assemblies = list(proposal.networks().values())[which]
-    network = SMALL.build(zoo.key(0), assemblies[0].latents, assemblies[0].inputs)
-    simulator = Simulator(graph, tuple(assemblies), proposal.designs, 4, joint_draws(graph))
+    structures = list(proposal.networks().values())[which]
+    network = proposal.build(SMALL, zoo.key(0), structures)
+    simulator = Simulator(graph, tuple(structures), proposal.covariates, 4, prior_sampler(graph))
     return network, simulator
 
 

@@ -17,6 +17,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array
 
 from retrodict._xla.jit import run_once
+from retrodict.errors import UnsupportedModel
 from retrodict.estimators.analytic.bit_sums import BitSums
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
 from retrodict.estimators.analytic.family import Family
@@ -88,7 +89,14 @@ def restore_conditional(
         if facts.constants:
             return ClosedConditional(model, restore_bit_sum(facts.constants), facts)
         bit_sum = find_bit_sum(model, sample_prior)
-        return None if bit_sum is None else _with_bit_sum(model, bit_sum)
+        if bit_sum is None:
+            raise UnsupportedModel(
+                f"site '{model.factor.latents[0]}': with the arguments that the model was compiled "
+                f"with, each bit shifted '{model.children[0].name}' by a constant amount; with "
+                "these, the amount differs between draws. Compile the model again with these "
+                "arguments"
+            )
+        return _with_bit_sum(model, bit_sum)
     families = {family.name: family for family in candidates(model.copies.latents)}
     family = families.get(facts.name)
     return None if family is None else ClosedConditional(model, family, facts)
