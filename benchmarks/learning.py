@@ -151,7 +151,7 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
         if name == "fhmm":
             copies = 1  # of one step, for all are alike
-        about = {"network": network, "copies": copies, "learns": conditional.learns(made)}
+        about = {"network": network, "copies": copies, "learns": conditional.has_weights(made)}
         found.append(about | {"curve": curve})
     return {"setup": setup_seconds, "networks": found}
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict._xla import jit
-from retrodict.estimators.conditional import MADE, learns
+from retrodict.estimators.conditional import MADE, has_weights
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
 from retrodict.graph.trace import trace
@@ -316,14 +316,14 @@ def _trained(
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
-    to_learn = sum(map(learns, networks.values()))
+    to_learn = sum(map(has_weights, networks.values()))
     with Interruption() as interruption:
         for number, (name, structures) in enumerate(shared.items()):
             share = None
             if training.max_seconds is not None:
                 left = training.max_seconds - (time.perf_counter() - begun)
                 share = max(left, 0.0) / max(to_learn, 1)
-            to_learn -= learns(networks[name])
+            to_learn -= has_weights(networks[name])
             title = f"{latent_names(structures)} ({number + 1}/{len(shared)})"
             progress = Progress(title, progress_bar)
             try:

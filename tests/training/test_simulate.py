@@ -12,7 +12,7 @@ import pytest
 
 import zoo
 from retrodict.errors import UnsupportedModel
-from retrodict.estimators.guide_inputs import Expected
+from retrodict.estimators.guide_inputs import LinearEstimate
 from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, prior_sampler
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
@@ -159,7 +159,7 @@ def test_rows_are_what_the_factor_needs_of_one_draw():
     assert theta["theta"].shape == (64,)
     inputs = {name.name: value for name, value in context.inputs.items()}
     assert set(inputs) == {"alpha", "beta", "t", "y"}
-    assert isinstance(context.from_model, Expected)
+    assert isinstance(context.from_model, LinearEstimate)
     # Three copies of a draw, next to one another, share what is above the plate.
     assert made["theta"].examples_per_draw == 3
     alpha = inputs["alpha"][:63].reshape(-1, 3)

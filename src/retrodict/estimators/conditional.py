@@ -19,7 +19,7 @@ from retrodict._xla import threefry
 from retrodict._xla.batch_last import batch_last, concatenate_features
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs, made_sampler
-from retrodict.estimators.coordinates import Latent, Values, blocks, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.encoders import (
     MLP,
     Conditions,
@@ -40,6 +40,7 @@ from retrodict.estimators.encoders import (
 from retrodict.estimators.features import Scaling, Value
 from retrodict.estimators.made import Autoregressive, Encoding, initial, rows_of, runs, sharing
 from retrodict.estimators.scalar_bijections import Coordinate
+from retrodict.types import Values
 
 __all__ = [
     "MADE",
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 
-class Guided(NamedTuple):
+class GuideSpec(NamedTuple):
     """That conditions hold a linear-Gaussian estimate of the latents, made by the model.
 
     Attributes:
@@ -65,7 +66,7 @@ class Guided(NamedTuple):
 
 
 # However many copies share it, the wide component is met now and then.
-LEAST_CHANCE = 1e-5
+MIN_DEFENSIVE_SHARE = 1e-5
 # A factor of no more coordinates counts as small.
 FEW_COORDINATES = 4
 
@@ -109,7 +110,7 @@ class MADE:
         key: Key[Array, ""],
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
-        guide: Guided | None = None,
+        guide: GuideSpec | None = None,
         copies: int = 1,
     ) -> "ConditionalMADE":
         """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
@@ -119,7 +120,7 @@ class MADE:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
 
-    def sized(self, coordinates: int, copies: int, guide: Guided | None = None) -> "Sized":
+    def sized(self, coordinates: int, copies: int, guide: GuideSpec | None = None) -> "Sized":
         """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
         small = coordinates <= FEW_COORDINATES and copies > 1
         width = (64 if guide is None else 32) if small else 128
@@ -141,7 +142,7 @@ class ConditionalMADE(eqx.Module):
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
-    guide: Guided | None = eqx.field(static=True)
+    guide: GuideSpec | None = eqx.field(static=True)
     scaling: Scaling  # of the latents' coordinates
     encoders: tuple[Encoder, ...]
     trunk: MLP
@@ -155,21 +156,23 @@ class ConditionalMADE(eqx.Module):
         sizes: Sized,
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
-        guide: Guided | None = None,
+        guide: GuideSpec | None = None,
         copies: int = 1,
     ) -> None:
         hidden, context, options = sizes
         self.latents, self.inputs, self.guide = latents, inputs, guide
-        shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
-        together = guide_inputs.BITS if guide is not None and guide.channels else 1
+        shares = (
+            max(chance / copies, MIN_DEFENSIVE_SHARE) for chance in (options.wide, options.floor)
+        )
+        together = guide_inputs.BITS_PER_STEP if guide is not None and guide.channels else 1
         plan = runs(latents, options.components, *shares, together)
-        guide_size = 0 if guide is None else guide_inputs.size(guide.channels)
+        guide_size = 0 if guide is None else guide_inputs.num_inputs(guide.channels)
         self.network = Autoregressive(rng, plan, hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in self.inputs)
         size = sum(encoder.size for encoder in self.encoders)
         if guide is not None and not guide.channels:
-            size += guide_inputs.overview_size(plan[-1].stop)
+            size += guide_inputs.num_marginal_inputs(plan[-1].stop)
         self.trunk = MLP(rng, size, context if size else ())
         if self.trunk.layers:
             size += context[-1]
@@ -191,9 +194,9 @@ class ConditionalMADE(eqx.Module):
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
         expected = None
         if self.guide is not None:
-            expected = cast(guide_inputs.Expected, conditions.from_model)
+            expected = cast(guide_inputs.LinearEstimate, conditions.from_model)
             if not self.guide.channels:
-                parts.append(guide_inputs.overview(expected, self._constants()))
+                parts.append(guide_inputs.marginal_inputs(expected, self._constants()))
         weights = (self.trunk, self.from_context, self.biases)
         fast = parts and not differentiable
         encoded = (batch_last(_layers) if fast else _layers)(weights, parts)
@@ -262,7 +265,7 @@ class ConditionalMADE(eqx.Module):
 
     def _constants(self, row: Array | None = None) -> Coordinate[Array]:
         """Constants of all coordinates; given their values, with what is left of shared totals."""
-        c = Coordinate(*(jnp.asarray(column) for column in table(self.latents)))
+        c = Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.latents)))
         if self.guide is not None:
             c = Coordinate(*(column[np.array(self.guide.order)] for column in c))
         centre, scale = jax.lax.stop_gradient((self.scaling.centre, self.scaling.scale))
@@ -325,6 +328,6 @@ def trainable(module: PyTree) -> PyTree:
     )
 
 
-def learns(network: PyTree) -> bool:
+def has_weights(network: PyTree) -> bool:
     """Whether there are weights to train."""
     return bool(jax.tree.leaves(eqx.filter(network, trainable(network))))

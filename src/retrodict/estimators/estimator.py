@@ -5,8 +5,8 @@ from typing import Protocol
 
 from jaxtyping import Array, Float, Key, PyTree
 
-from retrodict.estimators.coordinates import Values
 from retrodict.estimators.encoders import Conditions
+from retrodict.types import Values
 
 
 class Estimator(Protocol):

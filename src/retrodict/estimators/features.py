@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to, constraints
 
 from retrodict._xla.jit import floats
-from retrodict.estimators.coordinates import spread
+from retrodict.estimators.coordinates import broadcast_bound
 from retrodict.estimators.heads import compress
 from retrodict.estimators.vector_bijections import Support, base_support, interior
 
@@ -124,7 +124,7 @@ def value_columns(spec: Value, x: Array) -> tuple[Float[Array, " features"], tup
     raw = x.reshape(-1).astype(float)
 
     def bound(side: str) -> Array:
-        return jnp.asarray(spread(str(spec.name), getattr(base, side), spec.shape))
+        return jnp.asarray(broadcast_bound(str(spec.name), getattr(base, side), spec.shape))
 
     if base is constraints.boolean:
         return 2 * raw - 1, _columns("plain", raw.size)

@@ -400,7 +400,7 @@ class Count:
         u = _chosen(chosen, means) + jnp.exp(_chosen(chosen, log_scales)) * chance[1]
         largest = np.log(np.finfo(u.dtype).max) - 1
         count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
-        return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))
+        return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.max_value, c.upper))
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(value + 0.5)

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs
-from retrodict.estimators.coordinates import Block, Latent, blocks, table
+from retrodict.estimators.coordinates import Block, Latent, blocks, coordinate_table
 from retrodict.estimators.heads import (
     Bernoulli,
     Bits,
@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
     """A context, encoded: what it adds to all units by layer, and what the model expects."""
 
     layers: tuple[Float[Array, " units"], ...]
-    expected: guide_inputs.Expected | None = None
+    expected: guide_inputs.LinearEstimate | None = None
 
 
 class Run(NamedTuple):
@@ -99,12 +99,12 @@ def runs(
     number = sum(block.size for block in blocks(latents))
     found: list[Run] = []
     start = step = feature = param = 0
-    for _, group in groupby(blocks(latents), lambda block: block.family):
+    for _, group in groupby(blocks(latents), lambda block: block.kind):
         members = list(group)
         size = sum(block.size for block in members)
         alone = _head(members, components, wide / number, floor / number)
         heads = [(alone, size)]
-        if together > 1 and members[0].family == "bernoulli":
+        if together > 1 and members[0].kind == "bernoulli":
             heads = [
                 (Bits(k, floor * k / number) if k > 1 else alone, sum(parts))
                 for k, parts in groupby(block_sizes(size, together))
@@ -118,13 +118,13 @@ def runs(
 
 
 def _head(members: list[Block], components: int, wide: float, floor: float) -> Head:
-    family = members[0].family
-    if family == "mixture":
-        curves = sorted({int(code) for block in members for code in block.table.curve})
-        return Mixture(components, wide, tuple(curves))
-    if family == "bernoulli":
+    kind = members[0].kind
+    if kind == "mixture":
+        codes = sorted({int(code) for block in members for code in block.table.bijection})
+        return Mixture(components, wide, tuple(codes))
+    if kind == "bernoulli":
         return Bernoulli(floor)
-    if family == "categorical":
+    if kind == "categorical":
         return Categorical(1 + max(int(block.table.upper.max()) for block in members), floor)
     return Count(components, wide)
 
@@ -186,7 +186,7 @@ def initial(
 @cache
 def sharing(latents: tuple[Latent, ...]) -> Float[np.ndarray, "coordinates coordinates"]:
     """One where the column's coordinate takes from the row's total before it, zero elsewhere."""
-    group = np.cumsum(~table(latents).continues)
+    group = np.cumsum(~coordinate_table(latents).continues_total)
     shares: np.ndarray = np.tril(group[:, None] == group[None, :], -1).astype(float)
     return shares
 
@@ -268,7 +268,8 @@ class Autoregressive(eqx.Module):
     ) -> Float[Array, ""]:
         """log q of a row of coordinates."""
         if encoding.expected is not None:
-            c = guide_inputs.anchor(guide_inputs.look_at_all(encoding.expected, row), c)
+            view = guide_inputs.condition_all(encoding.expected, row)
+            c = guide_inputs.anchor(view.mean, view.scale, c)
         params = self.params(encoding, row, c)
         densities = [
             jnp.sum(jax.vmap(run.head.log_prob)(rows, run.by_step(row), _by_step(run, c)))
@@ -284,12 +285,14 @@ class Autoregressive(eqx.Module):
         expected = encoding.expected
         if expected is None:
             return added
-        every = guide_inputs.inputs(guide_inputs.look_at_all(expected, row), c)
+        every = guide_inputs.coordinate_inputs(guide_inputs.condition_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:
             inputs, begun = every[:, run.at], jnp.zeros((run.head.size, 1))
             if run.head.span > 1:
-                begun, inputs = guide_inputs.look_at_all_bits(expected, row, run.at, run.head.span)
+                begun, inputs = guide_inputs.condition_all_bits(
+                    expected, row, run.at, run.head.span
+                )
             seen.append(inputs)
             logits.append(begun.T)
         layers = len(self.widths)

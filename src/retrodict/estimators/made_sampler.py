@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from retrodict._xla.batch_last import batch_last
 from retrodict._xla.scan import scan
 from retrodict.estimators import guide_inputs
-from retrodict.estimators.guide_inputs import Place
+from retrodict.estimators.guide_inputs import Position
 from retrodict.estimators.heads import Head
 from retrodict.estimators.made import Autoregressive, Encoding, Run
 from retrodict.estimators.scalar_bijections import Coordinate
@@ -52,11 +52,11 @@ class _Known(NamedTuple):
     features: Float[Array, "features rows"]  # of the coordinates drawn
     states: tuple[Float[Array, "units rows"], ...]  # of the hidden units that depend on these alone
     taken: Float[Array, " rows"]  # of the total that coordinates of the same latent share
-    left: guide_inputs.Left | None  # to expect of the others
+    left: guide_inputs.GuideState | None  # to expect of the others
 
 
 class _Guide(NamedTuple):
-    expected: guide_inputs.Expected
+    expected: guide_inputs.LinearEstimate
     tails: Float[Array, "coordinates channels rows"]
 
 
@@ -76,7 +76,7 @@ class _Seen(NamedTuple):
     c: Coordinate[Array]
     inputs: Float[Array, "inputs rows"] | None = None
     logits: Float[Array, "params rows"] | float = 0.0
-    view: guide_inputs.View | None = None
+    view: guide_inputs.CoordinateView | None = None
 
 
 def _draw(
@@ -86,10 +86,10 @@ def _draw(
     rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
     guide = left = None
     if encoding.expected is not None:
-        guide = _Guide(encoding.expected, encoding.expected.tails)
+        guide = _Guide(encoding.expected, encoding.expected.innovation_variance)
         left = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], rows)),
-            guide_inputs.start(encoding.expected),
+            guide_inputs.initial_state(encoding.expected),
         )
     known = _Known(
         jnp.zeros((0, rows)),
@@ -130,29 +130,33 @@ def _guided(network: Autoregressive, number: int, part: Run, first: int) -> Arra
 
 def _look(
     guide: _Guide | None,
-    left: guide_inputs.Left | None,
+    left: guide_inputs.GuideState | None,
     head: Head,
     c: Coordinate[Array],
-    place: Place,
+    place: Position,
 ) -> _Seen:
     if guide is None or left is None:
         return _Seen(c)
     if head.span > 1:
-        bits = guide_inputs.look_at_bits(guide.expected, guide.tails, left, place, head.span)
+        bits = guide_inputs.condition_bits(guide.expected, guide.tails, left, place, head.span)
         return _Seen(c, bits.inputs, bits.logits)
-    view = guide_inputs.look(guide.expected, guide.tails, left, place)
-    c = guide_inputs.anchor(view, c)
-    return _Seen(c, guide_inputs.inputs(view, c), view=view)
+    view = guide_inputs.condition(guide.expected, guide.tails, left, place)
+    c = guide_inputs.anchor(view.mean, view.scale, c)
+    return _Seen(c, guide_inputs.coordinate_inputs(view, c), view=view)
 
 
 def _learn(
-    guide: _Guide | None, left: guide_inputs.Left | None, seen: _Seen, place: Place, value: Array
-) -> guide_inputs.Left | None:
+    guide: _Guide | None,
+    left: guide_inputs.GuideState | None,
+    seen: _Seen,
+    place: Position,
+    value: Array,
+) -> guide_inputs.GuideState | None:
     if guide is None or left is None:
         return None
     if seen.view is None:
-        return guide_inputs.learn_bits(guide.expected, left, place, value)
-    return guide_inputs.learn(guide.expected, left, seen.view, place, value)
+        return guide_inputs.update_bits(guide.expected, left, place, value)
+    return guide_inputs.update(guide.expected, left, seen.view, place, value)
 
 
 def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[Array]:
@@ -167,7 +171,7 @@ def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[A
 
 def _taking(c: Coordinate[Array], taken: Array) -> tuple[Coordinate[Array], Array]:
     """The constants of a step, given what was taken of its total, and that amount."""
-    taken = jnp.where(c.continues, taken, 0)
+    taken = jnp.where(c.continues_total, taken, 0)
     return c._replace(upper=c.upper - taken), taken
 
 

@@ -194,7 +194,7 @@ class Moves:
     def _flippable(self) -> tuple[Block, ...]:
         """Discrete latents whose coordinates can be changed one by one."""
         found = [blocks((latent,))[0] for latent in self.target.discrete]
-        return tuple(block for block in found if not block.table.continues.any())
+        return tuple(block for block in found if not block.table.continues_total.any())
 
     def _flip(
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
@@ -213,7 +213,7 @@ class Moves:
             name = block.latent.name
             old, _ = block.flatten(jnp.asarray(discrete[name]).astype(float))
             new = jnp.where(here, _step(key, block, old), old)
-            inside &= jnp.all((new >= 0) & (new <= block.table.most))
+            inside &= jnp.all((new >= 0) & (new <= block.table.max_value))
             changed[name] = block.unflatten(new).astype(discrete[name].dtype)
         there = self._weigh(Particle(walker.particle.z, changed), place)
         return _test(test_key, walker, there, jnp.where(inside, 0.0, -jnp.inf), place)
@@ -272,7 +272,7 @@ def _choose(rng_key: PRNGKeyArray, total: int, number: Array) -> Array:
 
 def _step(rng_key: PRNGKeyArray, block: Block, old: Array) -> Array:
     """Another category, all alike; or a count up or down, mostly by little."""
-    if block.family != "count":
+    if block.kind != "count":
         upper = jnp.asarray(block.table.upper)
         turn = jnp.floor(jax.random.uniform(rng_key, old.shape) * jnp.maximum(upper, 1.0)) + 1
         return jnp.mod(old + turn, upper + 1)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from retrodict.estimators.coordinates import Latent, blocks, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Evaluation
@@ -90,7 +90,7 @@ class Target:
         if not self.continuous:
             return Particle(jnp.zeros(0), discrete)
         row, _ = flatten(self.continuous, values)
-        z, _ = unconstrain(row, self._constants, self._curves)
+        z, _ = unconstrain(row, self._constants, self._bijections)
         return Particle(z, discrete)
 
     def join(
@@ -104,8 +104,8 @@ class Target:
         values = dict(particle.discrete)
         if not self.continuous:
             return values, jnp.zeros(()), jnp.ones((), bool)
-        row = constrain(particle.z, self._constants, self._curves)
-        back, log_slope = unconstrain(row, self._constants, self._curves)
+        row = constrain(particle.z, self._constants, self._bijections)
+        back, log_slope = unconstrain(row, self._constants, self._bijections)
         drawn = unflatten(self.continuous, row)
         _, log_slope_of_vectors = flatten(self.continuous, drawn)
         values |= {n: v.astype(self.graph.sites[n].dtype) for n, v in drawn.items()}
@@ -114,11 +114,11 @@ class Target:
 
     @property
     def _constants(self) -> Coordinate[Array]:
-        return Coordinate(*(jnp.asarray(column) for column in table(self.continuous)))
+        return Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.continuous)))
 
     @property
-    def _curves(self) -> tuple[int, ...]:
-        return tuple(int(code) for code in np.unique(table(self.continuous).curve))
+    def _bijections(self) -> tuple[int, ...]:
+        return tuple(int(code) for code in np.unique(coordinate_table(self.continuous).bijection))
 
     def _run(self, data: Values, values: Values) -> Evaluation:
         """The model at some latents; those of `own` are drawn, and not to be used."""
@@ -170,7 +170,7 @@ class Target:
 
 
 def _is_real(latent: Latent) -> bool:
-    return blocks((latent,))[0].family == "mixture"
+    return blocks((latent,))[0].kind == "mixture"
 
 
 def _sound(log_density: Array) -> Array:

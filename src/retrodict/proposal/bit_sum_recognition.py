@@ -48,7 +48,7 @@ def find_bit_sum(model: FactorModel, sample_prior: PriorSampler) -> BitSums | No
     """The family of a closed conditional if it is a sum of bits."""
     latents = model.copies.latents
     number = sum(block.size for block in blocks(latents))
-    binary = all(block.family == "bernoulli" for block in blocks(latents))
+    binary = all(block.kind == "bernoulli" for block in blocks(latents))
     single = model.num_observations == 1 and model.children[0].scalar
     if not (binary and single and 1 < number <= MAX_BITS):
         return None

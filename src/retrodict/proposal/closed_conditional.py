@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
 from retrodict.estimators.analytic.family import Family
-from retrodict.estimators.conditional import LEAST_CHANCE, MADE
+from retrodict.estimators.conditional import MADE, MIN_DEFENSIVE_SHARE
 from retrodict.estimators.encoders import Input
 from retrodict.estimators.estimator import Estimator
 from retrodict.proposal.copies import Copies
@@ -63,7 +63,7 @@ class ClosedConditional:
         inputs: tuple[Input, ...],
         number: int,
     ) -> Estimator:
-        share = max(estimator.wide / number, LEAST_CHANCE)
+        share = max(estimator.wide / number, MIN_DEFENSIVE_SHARE)
         return AnalyticEstimator.of(self.family, copies.latents, share)
 
     @property

@@ -24,7 +24,7 @@ from retrodict.estimators.analytic.family import Family
 from retrodict.estimators.analytic.finite import Finite
 from retrodict.estimators.analytic.gamma_beta import Beta, Gamma
 from retrodict.estimators.analytic.normal import Normal
-from retrodict.estimators.coordinates import Latent, blocks, table
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table
 from retrodict.estimators.scalar_bijections import ABOVE, BETWEEN, IDENTITY
 from retrodict.graph.prior_draws import JointDraws, PriorSampler
 from retrodict.proposal.bit_sum_recognition import (
@@ -110,25 +110,25 @@ def _with_bit_sum(model: FactorModel, family: BitSums) -> ClosedConditional:
 
 def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:
     """Families whose support is that of the latents."""
-    kinds = {block.family for block in blocks(latents)}
-    c = table(latents)
+    kinds = {block.kind for block in blocks(latents)}
+    c = coordinate_table(latents)
     if kinds <= {"bernoulli", "categorical"}:
         sizes = tuple(int(upper) + 1 for upper in c.upper)
         return (Finite(sizes),) if np.prod(sizes, dtype=float) <= MAX_STATES else ()
     if kinds != {"mixture"} or not all(block.elementwise for block in blocks(latents)):
         return ()
-    if np.all(c.curve == IDENTITY) and c.curve.size <= MAX_NORMAL:
+    if np.all(c.bijection == IDENTITY) and c.bijection.size <= MAX_NORMAL:
         return (Normal(),)
-    if c.curve.size == 1 and c.curve[0] == ABOVE:
+    if c.bijection.size == 1 and c.bijection[0] == ABOVE:
         return (Gamma(), Gamma(inverse=True))
-    if c.curve.size == 1 and c.curve[0] == BETWEEN and (c.lower[0], c.upper[0]) == (0, 1):
+    if c.bijection.size == 1 and c.bijection[0] == BETWEEN and (c.lower[0], c.upper[0]) == (0, 1):
         return (Beta(),)
     return ()
 
 
 def _is_cheap(model: FactorModel, family: Family) -> bool:
     """Whether the parameters can be computed for every particle, or once if data decide them."""
-    entries = model.num_observations + table(model.copies.latents).lower.size
+    entries = model.num_observations + coordinate_table(model.copies.latents).lower.size
     latent = [name for name in model.factor.context if not model.graph.sites[name].observed]
     if not latent and model.scan is None:
         return family.evaluations * entries <= 64 * MAX_EVALUATIONS
@@ -142,12 +142,12 @@ def _typical_values(model: FactorModel, references: JointDraws) -> tuple[float, 
     if model.scan is not None:
         latents = {name: array[:, -1] for name, array in latents.items()}
     rows = np.asarray(run_once(jax.vmap(model.copies.rows), latents))
-    c = table(model.copies.latents)
+    c = coordinate_table(model.copies.latents)
     flat = rows.reshape(-1, rows.shape[-1]) - c.lower
     flat = np.where(np.isfinite(flat), flat, np.nan)
     median = np.nan_to_num(np.nanmedian(flat, 0))
     # A lower bound itself is no point at which to take derivatives.
-    least = np.where(c.least > -1e30, 1e-6, -np.inf)
+    least = np.where(c.min_value > -1e30, 1e-6, -np.inf)
     return tuple(map(float, np.maximum(median, least)))
 
 

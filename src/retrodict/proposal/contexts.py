@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 from numpyro.distributions import constraints
 from scipy.sparse import csr_array
 
-from retrodict.estimators.coordinates import widened
+from retrodict.estimators.coordinates import widest_support
 from retrodict.estimators.encoders import Context, Series, Set
 from retrodict.estimators.features import Value
 from retrodict.graph.element_covariates import CovariateKey
@@ -162,7 +162,7 @@ def _site_leaves(graph: Graph, factor: Factor, seen: Input) -> list[Leaf]:
             reverse = graph.reversed_scans[series]
             picks[axis] = Whole(group, 0 if onward else None, reverse)
     if not site.time:
-        support = widened(site.support, site.shape, picks)
+        support = widest_support(site.support, site.shape, picks)
         name = InputName("site", seen.label)
         return [Leaf(name, SiteSource(site.name), support, site.shape, picks)]
     return _step_leaves(graph, factor, seen, picks)
@@ -183,7 +183,7 @@ def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pic
 
     def leaf(pick: Pick, step: int = 0) -> Leaf:
         looked_at = {0: pick, **picks}
-        support = widened(site.support, site.shape, looked_at)
+        support = widest_support(site.support, site.shape, looked_at)
         name = InputName("site", seen.label, f"{step:+d}" if step else "")
         return Leaf(name, SiteSource(site.name), support, site.shape, looked_at)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from retrodict.estimators.analytic.family import ConditionalMoments, Target
-from retrodict.estimators.coordinates import table
+from retrodict.estimators.coordinates import coordinate_table
 from retrodict.graph.graph import Edge, Graph, Site
 from retrodict.graph.index_relations import Link, Table, Window
 from retrodict.graph.moments import NO_INFORMATION
@@ -161,7 +161,7 @@ class FactorModel:
         Densities in their numerically `stable` form take longer to trace; derivatives do not need
         it.
         """
-        evaluate, lower = self.evaluator(scope), table(self.copies.latents).lower
+        evaluate, lower = self.evaluator(scope), coordinate_table(self.copies.latents).lower
 
         def at(x: Float[Array, "*copies coordinates"], expect: Expect | None) -> Evaluation:
             return evaluate(self.copies.from_rows(x + lower), expect)

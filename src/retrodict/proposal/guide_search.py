@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from retrodict._xla.jit import run_once
-from retrodict.estimators.coordinates import Latent, blocks, table
-from retrodict.estimators.guide_inputs import Expected
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table
+from retrodict.estimators.guide_inputs import LinearEstimate
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import JointDraws, PriorSampler
 from retrodict.proposal.factor_model import FactorModel, known_children, parent_known
@@ -58,7 +58,7 @@ def find_guide(model: FactorModel, sample_prior: PriorSampler) -> LinearGuide | 
     model = replace(model, children=tuple(c for c in children if _mostly_finite(moments[c.name])))
     if not model.children or _entries(model) > MAX_ENTRIES:
         return None
-    number = table(model.copies.latents).lower.size
+    number = coordinate_table(model.copies.latents).lower.size
     centre, variance = _fallbacks(model, references, moments)
     names = tuple(child.name for child in model.children)
     guide = LinearGuide(model, GuideFacts(tuple(range(number)), names, centre, variance))
@@ -70,8 +70,8 @@ def find_guide(model: FactorModel, sample_prior: PriorSampler) -> LinearGuide | 
 
 
 def _has_guide_coordinates(latents: tuple[Latent, ...]) -> bool:
-    simple = all(b.elementwise and b.family in ("mixture", "bernoulli") for b in blocks(latents))
-    return simple and table(latents).lower.size <= MAX_COORDINATES
+    simple = all(b.elementwise and b.kind in ("mixture", "bernoulli") for b in blocks(latents))
+    return simple and coordinate_table(latents).lower.size <= MAX_COORDINATES
 
 
 def carries_keys(graph: Graph, scan: int | None) -> bool:
@@ -85,7 +85,7 @@ def carries_keys(graph: Graph, scan: int | None) -> bool:
 
 
 def _entries(model: FactorModel) -> int:
-    return model.num_observations * table(model.copies.latents).lower.size
+    return model.num_observations * coordinate_table(model.copies.latents).lower.size
 
 
 def _reference_moments(model: FactorModel, references: JointDraws) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _fallbacks(
             centres.append(np.full(size, np.nan))
             variances.append(np.full(size, np.nan))
             continue
-        binary = blocks((latent,))[0].family == "bernoulli"
+        binary = blocks((latent,))[0].kind == "bernoulli"
         centre, spread = _centre_and_spread(np.asarray(references.values[name], float), binary)
         centres.append(np.full(size, centre))
         variances.append(np.full(size, spread**2))
@@ -153,13 +153,13 @@ class _Information(NamedTuple):
 
 
 def _information(guide: LinearGuide, references: JointDraws) -> _Information:
-    def at(scope: Scope, index: tuple[Array, ...], _: Array) -> tuple[Array, Expected]:
+    def at(scope: Scope, index: tuple[Array, ...], _: Array) -> tuple[Array, LinearEstimate]:
         estimate = pick(index, guide.at(scope))
         if guide.channels:
-            gain = jnp.sum(estimate.slope**2 / estimate.noise[:, None], 0)
+            gain = jnp.sum(estimate.slope**2 / estimate.noise_variance[:, None], 0)
         else:
-            gain = jnp.sum(estimate.white**2, 0) - 1 / estimate.variance
-        return gain * estimate.variance, estimate
+            gain = jnp.sum(estimate.whitening**2, 0) - 1 / estimate.prior_variance
+        return gain * estimate.prior_variance, estimate
 
     gains, estimates = at_references(guide.model, at, references)
     gain = median_gain(np.asarray(gains, float))
@@ -184,7 +184,7 @@ def sampling_order(latents: tuple[Latent, ...], gain: np.ndarray) -> tuple[int, 
     order: list[int] = []
     for block in blocks(latents):
         places = np.arange(block.start, block.start + block.size)
-        if block.family == "bernoulli":
+        if block.kind == "bernoulli":
             places = places[np.argsort(-np.round(gain[places], 3), kind="stable")]
         order += [int(place) for place in places]
     return tuple(order)

@@ -18,11 +18,11 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict._xla.linalg import cholesky, invert_lower_triangular
-from retrodict.estimators.conditional import MADE, Guided
-from retrodict.estimators.coordinates import blocks, table
+from retrodict.estimators.conditional import MADE, GuideSpec
+from retrodict.estimators.coordinates import blocks, coordinate_table
 from retrodict.estimators.encoders import Input
 from retrodict.estimators.estimator import Estimator
-from retrodict.estimators.guide_inputs import MOST_CHANNELS, Expected
+from retrodict.estimators.guide_inputs import MAX_CHANNELS, LinearEstimate
 from retrodict.graph.moments import NO_INFORMATION, Moments
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.factor_model import Evaluate, FactorModel
@@ -60,7 +60,7 @@ class LinearGuide:
     def binary(self) -> np.ndarray:
         """Which coordinates are zero or one."""
         kinds: np.ndarray = np.concatenate(
-            [np.full(b.size, b.family == "bernoulli") for b in blocks(self.copies.latents)]
+            [np.full(b.size, b.kind == "bernoulli") for b in blocks(self.copies.latents)]
         )
         return kinds
 
@@ -68,7 +68,7 @@ class LinearGuide:
     def channels(self) -> int:
         """How many innovations the network sees: for binary latents, if there are not too many."""
         number = self.model.num_observations
-        return number if number <= MOST_CHANNELS and self.binary.any() else 0
+        return number if number <= MAX_CHANNELS and self.binary.any() else 0
 
     @property
     def parents(self) -> frozenset[str]:
@@ -97,14 +97,14 @@ class LinearGuide:
         return estimator.build(rng_key, copies.latents, inputs, self.requirements, number)
 
     @property
-    def requirements(self) -> Guided:
+    def requirements(self) -> GuideSpec:
         """What a network must know of the guide."""
-        return Guided(self.facts.order, self.channels)
+        return GuideSpec(self.facts.order, self.channels)
 
     def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
         return estimator
 
-    def at(self, scope: Scope) -> Expected:
+    def at(self, scope: Scope) -> LinearEstimate:
         """Linearise at the latents' means, and again at the estimate, for all copies."""
         evaluate = self.model.evaluator(scope)
         x, y = self._reference_point(evaluate)
@@ -241,16 +241,16 @@ class LinearGuide:
         )
         return slopes, here
 
-    def _over_copies(self, fn: Callable[..., Expected], *leaves: Any) -> Expected:
+    def _over_copies(self, fn: Callable[..., LinearEstimate], *leaves: Any) -> LinearEstimate:
         for _ in self.copies.plate_sizes:
             fn = jax.vmap(fn)
         return fn(*leaves)
 
-    def _by_channel(self, model: "_LinearModel", spread: Array) -> Expected:
+    def _by_channel(self, model: "_LinearModel", spread: Array) -> LinearEstimate:
         """One copy, coordinates in sampling order, to be conditioned on as they are drawn."""
         order = np.array(self.facts.order)
         centre = model.centre[order]
-        return Expected(
+        return LinearEstimate(
             centre,
             jnp.zeros((0, 0)),
             jnp.zeros((0, 0)),
@@ -261,13 +261,13 @@ class LinearGuide:
             jnp.clip(1 / jnp.maximum(model.precision, 1e-30), 1e-12, NO_INFORMATION),
         )
 
-    def _in_order(self, estimate: "_Estimate", mean: Array, spread: Array) -> Expected:
+    def _in_order(self, estimate: "_Estimate", mean: Array, spread: Array) -> LinearEstimate:
         """One copy, coordinates in sampling order; the prior's moments where all else failed."""
         order = np.array(self.facts.order)
         mean, scale = mean[order], spread[order]
         centre, root, whitening = estimate.centre[order], estimate.root, estimate.whitening
         valid = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(centre))
-        return Expected(
+        return LinearEstimate(
             jnp.where(valid, centre, mean),
             jnp.where(valid, root, jnp.diag(scale)),
             jnp.where(valid, whitening, jnp.diag(1 / scale)),
@@ -280,9 +280,9 @@ class LinearGuide:
 
     def _inside_support(self, mean: Array, x: Array) -> Array:
         """The estimate, at least a fiftieth of the way from a bound to the reference value."""
-        c = table(self.copies.latents)
-        lower = jnp.where(np.isfinite(c.least) & (c.least > -1e38), c.least, -jnp.inf)
-        upper = jnp.where(np.isfinite(c.most) & (c.most < 1e38), c.most, jnp.inf)
+        c = coordinate_table(self.copies.latents)
+        lower = jnp.where(np.isfinite(c.min_value) & (c.min_value > -1e38), c.min_value, -jnp.inf)
+        upper = jnp.where(np.isfinite(c.max_value) & (c.max_value < 1e38), c.max_value, jnp.inf)
         low = jnp.where(jnp.isfinite(lower), lower + 0.02 * (x - lower), -jnp.inf)
         high = jnp.where(jnp.isfinite(upper), upper - 0.02 * (upper - x), jnp.inf)
         return jnp.clip(jnp.where(jnp.isfinite(mean), mean, x), low, high)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from retrodict._xla.jit import shape_dtype
-from retrodict.estimators.conditional import learns, trainable
+from retrodict.estimators.conditional import has_weights, trainable
 from retrodict.estimators.estimator import Estimator
 from retrodict.training.gradient_steps import (
     TrainingState,
@@ -113,7 +113,7 @@ class _TrainingRun:
         callback: ProgressCallback | None = None,
     ) -> None:
         self.best, self.simulator, self.callback = network, simulator, callback
-        self.has_weights = learns(network)
+        self.has_weights = has_weights(network)
         if not self.has_weights:
             # Only scalings are fitted, which needs few examples.
             smaller = min(training.dataset_size, training.heldout_size)

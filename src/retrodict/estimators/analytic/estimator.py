@@ -14,10 +14,11 @@ from retrodict._xla import threefry
 from retrodict._xla.batch_last import batch_last, sum_features
 from retrodict._xla.jit import run_once
 from retrodict.estimators.analytic.family import Family, Randomness
-from retrodict.estimators.coordinates import Latent, Values, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, coordinate_table, flatten, unflatten
 from retrodict.estimators.encoders import Conditions
 from retrodict.estimators.features import Scaling
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
+from retrodict.types import Values
 
 
 class AnalyticNoise(NamedTuple):
@@ -48,7 +49,7 @@ class AnalyticEstimator(eqx.Module):
         family: Family, latents: tuple[Latent, ...], defensive_share: float = 1e-5
     ) -> "AnalyticEstimator":
         """Before the location of the prior is known."""
-        scaling = Scaling.unit(table(latents).lower.size)
+        scaling = Scaling.unit(coordinate_table(latents).lower.size)
         share = defensive_share if family.defensive else 0.0
         return AnalyticEstimator(latents, family, share, scaling)
 
@@ -92,18 +93,18 @@ class AnalyticEstimator(eqx.Module):
             return self
 
         def unconstrained(x: Values) -> Float[Array, " coordinates"]:
-            return unconstrain(self.row(x), self._constants(), self._curves)[0]
+            return unconstrain(self.row(x), self._constants(), self._bijections)[0]
 
         rows = run_once(jax.vmap(unconstrained), dict(xs))
         fitted: AnalyticEstimator = eqx.tree_at(lambda m: m.scaling, self, Scaling.fit(rows))
         return fitted
 
     def _constants(self) -> Coordinate[Array]:
-        return Coordinate(*(jnp.asarray(column) for column in table(self.latents)))
+        return Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.latents)))
 
     @property
-    def _curves(self) -> tuple[int, ...]:
-        return tuple(sorted(set(map(int, table(self.latents).curve))))
+    def _bijections(self) -> tuple[int, ...]:
+        return tuple(sorted(set(map(int, coordinate_table(self.latents).bijection))))
 
     def _sample(
         self, scaling: Scaling, inputs: tuple[PyTree, AnalyticNoise]
@@ -113,7 +114,7 @@ class AnalyticEstimator(eqx.Module):
         row, log_q = self.family.sample(parameters, randomness, c)
         if self.defensive_share:
             z = scaling.centre[:, None] + scaling.scale[:, None] * randomness.normal
-            defensive = constrain(z, c, self._curves)
+            defensive = constrain(z, c, self._bijections)
             row = jnp.where(choice < self.defensive_share, defensive, row)
             log_q = self._log_prob(scaling, (parameters, row))
         rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(inputs))
@@ -128,7 +129,7 @@ class AnalyticEstimator(eqx.Module):
         share = self.defensive_share
         if not share:
             return log_q
-        z, log_slope = unconstrain(row, c, self._curves)
+        z, log_slope = unconstrain(row, c, self._bijections)
         u = jnp.abs(z - scaling.centre[:, None]) / scaling.scale[:, None]
         log_density = -2 * jnp.log(1 + u) - jnp.log(2 * scaling.scale[:, None]) - log_slope
         defensive = sum_features(log_density)
