@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
         patch.chdir(path)
         patch.setattr(sys, "path", [*sys.path])
         call = ["compile", "model.py:normal", "--observed", "y", "-o", "normal.rd", *SMALL]
-        assert main.main(call) == 0
+        assert main(call) == 0
     content = (path / "normal.rd").read_bytes()
     (path / "damaged.rd").write_bytes(content[:-100])
     return path
@@ -89,7 +89,7 @@ def run_in_folder(folder, monkeypatch):
 
 def run(capsys, *arguments):
     capsys.readouterr()
-    status = main.main(arguments)
+    status = main(arguments)
     out, err = capsys.readouterr()
     return status, out, err
 
@@ -409,19 +409,19 @@ def test_check_writes_a_report_and_sets_the_exit_status(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "retrodict.evaluation.calibrate", stub)
     status, out, err = run(capsys, "check", "normal.rd", "-o", "report.html")
     assert status == 0
-    assert out.startswith("a table\n") and "These answers can be relied on\n  - " in out
+    assert out.startswith("a table\n") and "These results can be relied on\n  - " in out
     assert "wrote the report report.html" in err
-    assert "These answers can be relied on" in Path("report.html").read_text(encoding="utf-8")
+    assert "These results can be relied on" in Path("report.html").read_text(encoding="utf-8")
     few = ("--datasets", "40", "--particles", "100")
     status, out, _ = run(capsys, "check", "normal.rd", *few, "--json")
     record = json.loads(out)
     assert status == 1 and record["passed"] is False
-    assert record["verdict"] == "Do not rely on these answers" and len(record["reasons"]) == 4
+    assert record["verdict"] == "Do not rely on these results" and len(record["reasons"]) == 4
     call = ("compile", "model.py:normal", "--observed", "y", *SMALL, "-o", "again.rd", *few)
     status, out, err = run(capsys, *call, "--report", "after.html", "--json")
     record = json.loads(out)
     assert status == 1 and record["path"] == "again.rd" and record["passed"] is False
-    assert "Do not rely on these answers" in Path("after.html").read_text(encoding="utf-8")
+    assert "Do not rely on these results" in Path("after.html").read_text(encoding="utf-8")
     assert calls == [(200, 1000, ("y",)), (40, 100, ("y",)), (40, 100, ("y",))]
 
 

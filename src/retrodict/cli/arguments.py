@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_graph(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     command.add_argument(
-        "--inverse", choices=get_args(Method), help="draw the inverse, constructed by this method"
+        "--inverse", choices=get_args(Method), help="draw the inverse, by this inversion method"
     )
     _add_output(command, "picture: .svg, .png or .dot")
 
@@ -109,13 +109,16 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     _add_output(command, "file for the compiled model, for example model.rd", required=True)
     _add_minutes(command)
-    command.add_argument("--steps", type=_positive_int, help="most gradient steps per network")
+    command.add_argument("--steps", type=_positive_int, help="limit of gradient steps per network")
     command.add_argument(
         "--hidden", type=_positive_ints, metavar="SIZES", help="units per layer, such as 128,128"
     )
     command.add_argument("--components", type=_positive_int, help="components of each mixture")
     command.add_argument(
-        "--inverse", choices=get_args(Method), default="auto", help="construction (default: auto)"
+        "--inverse",
+        choices=get_args(Method),
+        default="auto",
+        help="inversion method (default: auto)",
     )
     command.add_argument(
         "--resume", type=Path, metavar="FILE", help="continue the training of this compiled model"
@@ -134,7 +137,10 @@ def _add_infer(command: argparse.ArgumentParser) -> None:
     _add_output(command, "the posterior: .nc for ArviZ, or its summary as .json or .csv")
     _add_particles_and_seed(command)
     command.add_argument(
-        "--method", choices=get_args(InferMethod), default="auto", help="(default: auto)"
+        "--method",
+        choices=get_args(InferMethod),
+        default="auto",
+        help="inference method (default: auto)",
     )
     command.add_argument("--plot", type=Path, metavar="FILE", help="figure: .png, .svg or .pdf")
     _add_kwargs(command)
@@ -151,7 +157,12 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", nargs="?", help="name of the example (default: the first)")
     _add_minutes(command)
     command.add_argument(
-        "-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="(default: out)"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("out"),
+        metavar="FOLDER",
+        help="folder for the results (default: out)",
     )
 
 
@@ -185,7 +196,7 @@ def _add_output(command: argparse.ArgumentParser, summary: str, **options: Any) 
 
 
 def _add_minutes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--minutes", type=_positive_float, help="longest time to train")
+    command.add_argument("--minutes", type=_positive_float, help="time limit for training")
 
 
 def _add_datasets(command: argparse.ArgumentParser) -> None:

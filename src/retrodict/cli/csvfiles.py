@@ -15,6 +15,7 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
@@ -22,10 +23,8 @@ from retrodict.graph.graph import Graph
 _INDEXED_NAME = re.compile(r"(?P<site>.+?)(?:\[(?P<brackets>[0-9, ]+)\]|(?P<dots>(?:\.[0-9]+)+))")
 _BOOLEANS = {"true": 1, "false": 0}
 
-Array = np.ndarray[Any, Any]
 
-
-class _Table(NamedTuple):
+class _CsvTable(NamedTuple):
     """The cells of a CSV file as text.
 
     Attributes:
@@ -49,11 +48,11 @@ class _SiteCells(NamedTuple):
         present: whether each cell holds a number; of the same shape.
     """
 
-    values: Array
-    present: Array
+    values: NDArray[Any]
+    present: NDArray[Any]
 
 
-def read_csv(text: str, path: str, graph: Graph) -> tuple[dict[str, Array], bool]:
+def read_csv(text: str, path: str, graph: Graph) -> tuple[dict[str, NDArray[Any]], bool]:
     """Return the values of each site, and whether they have a leading axis of data sets."""
     table = _parse_table(text, path)
     cells_by_site = _read_cells(table, graph)
@@ -75,34 +74,34 @@ def read_csv(text: str, path: str, graph: Graph) -> tuple[dict[str, Array], bool
     return values, False
 
 
-def _parse_table(text: str, path: str) -> _Table:
+def _parse_table(text: str, path: str) -> _CsvTable:
     reader = csv.reader(StringIO(text, newline=""), skipinitialspace=True, strict=True)
     try:
-        numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+        lines_and_rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
-    numbered = [(line, row) for line, row in numbered if any(row)]
-    if not numbered:
+    lines_and_rows = [(line, row) for line, row in lines_and_rows if any(row)]
+    if not lines_and_rows:
         raise DataError(f"{path} is empty; expected a first row of site names")
-    (_, names), *numbered = numbered
-    if not numbered:
+    (_, names), *lines_and_rows = lines_and_rows
+    if not lines_and_rows:
         raise DataError(f"{path} has a row of names, {', '.join(names)}, and no row of values")
     _check_names(names, path)
-    for line, row in numbered:
+    for line, row in lines_and_rows:
         if len(row) > len(names):
             raise DataError(
                 f"{path}, line {line}: expected {len(names)} values, for {', '.join(names)}; found "
                 f"{len(row)}"
             )
         row += [""] * (len(names) - len(row))
-    rows = [row for _, row in numbered]
+    rows = [row for _, row in lines_and_rows]
     if names[0] == "":
         # pandas writes row labels into a first column without a name.
         names, rows = names[1:], [row[1:] for row in rows]
     for name in names:
         if names.count(name) > 1:
             raise DataError(f"{path}: the column {name!r} occurs {names.count(name)} times")
-    return _Table(path, names, rows, [line for line, _ in numbered])
+    return _CsvTable(path, names, rows, [line for line, _ in lines_and_rows])
 
 
 def _check_names(names: list[str], path: str) -> None:
@@ -116,7 +115,7 @@ def _check_names(names: list[str], path: str) -> None:
             )
 
 
-def _read_cells(table: _Table, graph: Graph) -> dict[str, _SiteCells]:
+def _read_cells(table: _CsvTable, graph: Graph) -> dict[str, _SiteCells]:
     """Collect the columns of each site."""
     columns_by_site: dict[str, dict[tuple[int, ...], int]] = {}
     for column, name in enumerate(table.names):
@@ -134,7 +133,7 @@ def _split_name(name: str, graph: Graph) -> tuple[str, tuple[int, ...]]:
     return match["site"], tuple(map(int, digits))
 
 
-def _join(site: str, columns: Mapping[tuple[int, ...], int], table: _Table) -> _SiteCells:
+def _join(site: str, columns: Mapping[tuple[int, ...], int], table: _CsvTable) -> _SiteCells:
     """Join the columns of a site, by index, into one array."""
     if len({len(index) for index in columns}) > 1:
         raise DataError(
@@ -171,7 +170,7 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _check_present(site: str, present: Array, table: _Table) -> None:
+def _check_present(site: str, present: NDArray[Any], table: _CsvTable) -> None:
     if not present.all():
         row = int(np.argwhere(~present)[0][0])
         raise DataError(
@@ -180,7 +179,7 @@ def _check_present(site: str, present: Array, table: _Table) -> None:
         )
 
 
-def _nonempty_rows(site: str, cells: _SiteCells, table: _Table) -> Array:
+def _nonempty_rows(site: str, cells: _SiteCells, table: _CsvTable) -> NDArray[Any]:
     """Return all rows up to the last that is not empty."""
     nonempty = cells.present.reshape(len(table.rows), -1).any(axis=1)
     length = int(np.flatnonzero(nonempty)[-1]) + 1 if nonempty.any() else 0
@@ -188,10 +187,10 @@ def _nonempty_rows(site: str, cells: _SiteCells, table: _Table) -> Array:
     return cells.values[:length]
 
 
-def _first_row(site: str, cells: _SiteCells, table: _Table) -> Array:
+def _first_row(site: str, cells: _SiteCells, table: _CsvTable) -> NDArray[Any]:
     """Return the first row, which the other rows must repeat or leave empty."""
     _check_present(site, cells.present[:1], table)
-    first: Array = cells.values[0]
+    first: NDArray[Any] = cells.values[0]
     different = cells.present & (cells.values != first)
     if different.any():
         row = int(np.argwhere(different)[0][0])

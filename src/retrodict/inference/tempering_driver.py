@@ -261,23 +261,13 @@ class Findings(NamedTuple):
             self.log_evidence_se,
             1.0 if accepted is None else accepted,
         )
-        grade = 0
-        said = [
+        summary = (
             f"Found by tempering: {self.stops} temperatures, {self.sweeps} sweeps of moves"
             f"{_accepted(self.acceptance)}."
-        ]
-        for value, limit in zip(measures, LIMITS, strict=True):
-            sign = 1.0 if limit.at == "most" else -1.0
-            for level, bound, name in ((2, limit.fair, "fair"), (1, limit.good, "good")):
-                if not sign * value <= sign * bound:
-                    side = "above" if limit.at == "most" else "below"
-                    said.append(
-                        f"The {limit.name} is {value:.3g}, {side} the {bound:g} that is needed to "
-                        f"be {name}: {limit.meaning}."
-                    )
-                    grade = max(grade, level)
-                    break
-        return grade, tuple(said)
+        )
+        checks = [limit.check(value) for value, limit in zip(measures, LIMITS, strict=True)]
+        violations = (reason for grade, reason in checks if grade > 0)
+        return max(grade for grade, _ in checks), (summary, *violations)
 
 
 def _accepted(acceptance: Mapping[str, float | None]) -> str:
