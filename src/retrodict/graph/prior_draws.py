@@ -1,9 +1,9 @@
-"""A model in; joint draws of it out, and what is wrong with each.
+"""Joint draws of a model, and which of them float32 cannot represent.
 
 Priors with heavy tails break naive simulation in float32: gammas of small shape underflow to zero,
-Poisson rates pass the largest integer. Something is wrong with a draw when any of its sites is not
-finite, is an integer that has saturated or wrapped round, has been rounded to a bound of its
-support, or has no finite log density.
+Poisson rates exceed the largest integer. A draw is faulty if any of its sites is not finite, is an
+integer that has saturated or wrapped round, was rounded to a bound of its support, or has no finite
+log density.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from retrodict.graph.graph import Graph
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
-# Draws at a time, and the memory that the values of so many may take.
+# Draws simulated at a time, and the memory that their values may take.
 CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
 
 
@@ -30,7 +30,7 @@ class JointDraws(NamedTuple):
     Attributes:
         values: of the sites.
         carries: of the scans, by leaf.
-        faults: what is wrong with each draw, see `faults`.
+        faults: the code of each draw's fault, see `fault_code`.
     """
 
     values: dict[str, Array]
@@ -41,10 +41,10 @@ class JointDraws(NamedTuple):
 PriorSampler: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 
 
-def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
-    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason.
+def fault_code(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
+    """The fault of a draw: 0 for none, else 1 + site · len(REASONS) + reason.
 
-    Of several faults it is the first in the order of the program: the others may follow from it.
+    Of several faults it is the first in program order: the others may follow from it.
     """
     code = jnp.zeros((), jnp.int32)
     for number, name in reversed(list(enumerate(graph.sites))):
@@ -97,7 +97,7 @@ def prior_sampler(graph: Graph) -> PriorSampler:
 
     def draw(rng_key: PRNGKeyArray) -> JointDraws:
         run = graph.program.run(rng_key, {})
-        return JointDraws(run.values, run.carries, faults(graph, run.values, run.log_density))
+        return JointDraws(run.values, run.carries, fault_code(graph, run.values, run.log_density))
 
     return CompiledFunction(jax.vmap(draw), FAST_COMPILE)
 
