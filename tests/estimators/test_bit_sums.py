@@ -276,5 +276,5 @@ def test_an_exact_picture_needs_no_training_and_gives_the_posterior(tmp_path, mo
     again = rd.load(tmp_path / "devices.rd", devices)
     same = again.infer(zoo.key(1), {"y": 4.1}, 2000, method="importance")
     np.testing.assert_array_equal(same.samples["x"], found.samples["x"])
-    longer = compiled.train(zoo.key(2), training)
-    assert longer.history.networks.keys() == compiled.history.networks.keys()
+    (history,) = compiled.train(zoo.key(2), training).history.networks.values()
+    assert history.stopped == "no weights to train"

@@ -8,8 +8,8 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES
-from hard import HARD, compiled_hard, wrong_of
-from oracles import NOTHING, QUICK, SMALL, compiled, data_of, group, repeated, slow_if
+from hard import HARD, compiled_hard, discrepancies
+from oracles import QUICK, SMALL, UNTRAINED, compiled, example_data, group, repeat_data, slow_if
 from zoo import key
 
 K = 1000
@@ -44,10 +44,10 @@ def test_rescue_reaches_the_exact_answer(name):
     for seed in range(RUNS):
         found = compiled_hard(name).infer(key(seed), HARD[name].data, MANY.get(name, 4000))
         assert found.method == "temper"
-        assert not wrong_of(found, exact, 4.0)
+        assert not discrepancies(found, exact, 4.0)
         if found.trust == "good":
             good += 1
-            assert not wrong_of(found, exact, 3.0, 0.1)
+            assert not discrepancies(found, exact, 3.0, 0.1)
     assert good > 0  # else no answer was of any use
 
 
@@ -83,12 +83,12 @@ def test_poor_answers_among_many_are_rescued():
     """Of three, two are far out; with one rescue allowed, one stays poor, with a warning."""
     model = compiled_hard("two modes")
     exact = HARD["two modes"].exact()
-    data = repeated(HARD["two modes"].data, 3)
+    data = repeat_data(HARD["two modes"].data, 3)
     data["y"][1] = [2.0, 8.0, 4.0, 1.0]
     found = model.infer_many(key(2), data, K)
     assert len(found) == 3
     for row in (0, 2):
-        assert not wrong_of(found[row], exact, 4.0)
+        assert not discrepancies(found[row], exact, 4.0)
         assert found[row].diagnostics.rescue is not None
     with pytest.warns(UserWarning, match="only the first 1 are rescued"):
         some = model.infer_many(key(2), data, K, max_rescues=1)
@@ -102,18 +102,18 @@ MODELS = ("series", "chain")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=group(name)) for name in MODELS])
 def test_networks_that_know_nothing_are_no_obstacle(name):
-    data = data_of(name)
-    found = compiled(name, NOTHING).infer(key(3), data, K, method="temper")
-    assert not wrong_of(found, ORACLES[name].exact(data), 4.0)
+    data = example_data(name)
+    found = compiled(name, UNTRAINED).infer(key(3), data, K, method="temper")
+    assert not discrepancies(found, ORACLES[name].exact(data), 4.0)
     assert found.trust != "poor"
 
 
 @pytest.mark.parametrize("name", [case(name, group(name)) for name in ("normal", "network")])
 def test_evidence_is_unbiased(name):
     """The mean of Ẑ/Z over 100 runs is 1, within 3 standard errors."""
-    data = data_of(name)
+    data = example_data(name)
     exact = ORACLES[name].exact(data).log_evidence
-    model = compiled(name, NOTHING)
+    model = compiled(name, UNTRAINED)
     ratios = np.exp(
         [
             float(model.infer(k, data, 100, method="temper").log_evidence) - exact
@@ -126,7 +126,7 @@ def test_evidence_is_unbiased(name):
 
 def test_too_few_particles_to_learn_from():
     with pytest.raises(ValueError, match="num_particles is 10; tempering needs at least"):
-        compiled("normal", NOTHING).infer(key(), data_of("normal"), 10, method="temper")
+        compiled("normal", UNTRAINED).infer(key(), example_data("normal"), 10, method="temper")
 
 
 @cache

@@ -23,7 +23,6 @@ from retrodict import compiled as compiled_module
 from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
 from retrodict.graph.prior_draws import prior_sampler
-from retrodict.inference.methods import Inference, Plan, first_choice
 from retrodict.training import gradient_steps, schedule, train
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.progress import Interruption
@@ -35,10 +34,7 @@ SMALL = MADE((16, 16), 3, (16,), Embedding((16,), (16,), 16, 1))
 SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256, passes=2)
 
 
-@pytest.fixture(autouse=True)
-def no_plan(monkeypatch):
-    """Skip the choice of an inference method after training, which takes longer than the tests."""
-    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
+pytestmark = pytest.mark.usefixtures("without_planning")
 
 
 def pair(y=None):
@@ -331,7 +327,6 @@ def test_an_interruption_anywhere_keeps_the_best_weights(monkeypatch, place, act
         assert not np.all(network.scaling.scale == 1)
     monkeypatch.undo()
     if place == "first simulation":
-        monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan("importance"))
         resumed = compiled.train(zoo.key(5), SHORT, progress_bar=False)
         assert all(h.stopped == "limit reached" for h in resumed.history.networks.values())
 
@@ -391,12 +386,13 @@ SCRIPT = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1].split()
 import jax, numpy as np
+from oracles import without_planning
 t = __import__(sys.argv[3])
-t.Inference.plan = lambda self, *_: t.Plan(t.first_choice(self.proposal))
 training = t.Training(max_steps=150, batch_size=64, dataset_size=1024, passes=2)
 estimator = t.MADE((64, 64), 5)
-compiled = t.rd.compile(t.zoo.key(int(sys.argv[2])), t.pair, ("y",), estimator=estimator,
-                        training=training, progress_bar=False)
+with without_planning():
+    compiled = t.rd.compile(t.zoo.key(int(sys.argv[2])), t.pair, ("y",), estimator=estimator,
+                            training=training, progress_bar=False)
 digest = hashlib.sha256()
 for leaf in jax.tree.leaves(compiled.networks):
     digest.update(np.asarray(leaf).tobytes())
@@ -415,6 +411,7 @@ def test_the_key_determines_the_weights_bit_for_bit_across_processes():
     output = train_in_new_process(0)
     assert output.startswith(tuple("0123456789abcdef")) and "[[" in output
     assert output == train_in_new_process(0)
+    assert output != train_in_new_process(1)
 
 
 def test_a_model_with_heavy_tails_is_trained_and_dropped_draws_are_reported(capfd):
@@ -448,8 +445,17 @@ def test_few_dropped_draws_give_no_warning():
         compile_()
 
 
-def test_the_time_limit_holds_for_all_networks_together():
+def test_the_time_limit_holds_for_all_networks_together(monkeypatch):
+    original, limits = compiled_module.train_network, []
+
+    def record_limit(*args, max_seconds, **options):
+        limits.append(max_seconds)
+        return original(*args, max_seconds=max_seconds, **options)
+
+    monkeypatch.setattr(compiled_module, "train_network", record_limit)
     compiled = compile_(training=Training(max_steps=10**9, max_seconds=0.5, patience=10**6))
+    # The first of two networks has half of the time, the second what is left.
+    assert 0 < limits[0] <= 0.25 and limits[1] <= 0.5
     for history in compiled.history.networks.values():
         assert history.stopped == "limit reached"
         assert history.steps[-1] < 10**6
