@@ -140,29 +140,29 @@ def train_recipe(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         proposal = Proposal.of(rd.invert(graph, setup.inverse), facts={})
         estimator = MADE(hidden=setup.hidden, components=setup.components, context=())
         training = rd.Training(max_steps=10_000_000, passes=1, clip=1e9, halvings=0)
-    density_networks = {str(a.factor.network) for a in proposal.assemblies.values()}
+    density_networks = {s.network for s in proposal.estimated.values()}
     shared = {n: a for n, a in proposal.networks().items() if n in density_networks}
-    draws, results = proposal.draws, []
+    draws, results = proposal.sample_prior, []
     setup_seconds = time.perf_counter() - start_time
-    for number, (network_name, assemblies) in enumerate(shared.items()):
+    for number, (network_name, structures) in enumerate(shared.items()):
         key = jax.random.fold_in(jax.random.key(0), number)
         recorder = LossRecorder()
-        network = proposal.build(estimator, key, assemblies)
+        network = proposal.build(estimator, key, structures)
         train.train_network(
             key,
             network,
-            Simulator(graph, tuple(assemblies), proposal.designs, training.copies, draws),
+            Simulator(graph, tuple(structures), proposal.covariates, training.copies, draws),
             training,
             max_seconds=(seconds - setup_seconds) / len(shared),
             report=recorder,
         )
         # The factorial HMM's loss is that of one step.
-        copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
+        copies = sum(structure.copies.number for structure in structures)
         results.append(
             {
                 "network": network_name,
                 "copies": 1 if name == "fhmm" else copies,
-                "learns": conditional.learns(network),
+                "learns": conditional.has_weights(network),
                 "curve": recorder.curve,
             }
         )

@@ -51,8 +51,8 @@ def prepare(model: Any, observed: tuple[str, ...], *args: Any) -> tuple[Proposal
     graph = rd.trace(model, observed, model_args=args)
     proposal = Proposal.of(rd.invert(graph))
     networks = {
-        name: proposal.build(SMALL, jax.random.key(0), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(SMALL, jax.random.key(0), structures)
+        for name, structures in proposal.networks().items()
     }
     return proposal, networks, time.perf_counter() - start_time
 

@@ -30,7 +30,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import retrodict as rd
 from retrodict.demos.models import pumps
 from retrodict.demos.reference_answers import load_reference
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training.prior_datasets import simulate_datasets
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
@@ -168,7 +168,7 @@ def nuts_runner(
 def simulate_data(compiled: rd.Compiled, num_datasets: int) -> dict[str, np.ndarray]:
     """Simulate data sets from the model."""
     graph = compiled.graph
-    draws, _ = simulate_datasets(graph, joint_draws(graph), jax.random.key(5), num_datasets)
+    draws, _ = simulate_datasets(graph, prior_sampler(graph), jax.random.key(5), num_datasets)
     return {name: draws[name] for name in graph.observed}
 
 

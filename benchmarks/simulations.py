@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training.prior_datasets import simulate_datasets
 
 Values = Mapping[str, np.ndarray]
@@ -45,7 +45,7 @@ def _columns(values: Mapping[str, Any], columns: Columns) -> np.ndarray:
 
 def simulate(graph: Graph, number: int, seed: int = 11) -> dict[str, np.ndarray]:
     """Simulate joint draws of all sites."""
-    draws, parts = joint_draws(graph), []
+    draws, parts = prior_sampler(graph), []
     for start in range(0, number, 20_000):
         key = jax.random.fold_in(jax.random.key(seed), len(parts))
         part, _ = simulate_datasets(graph, draws, key, min(number - start, 20_000))

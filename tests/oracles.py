@@ -9,7 +9,7 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES, PUMPS
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.inference.methods import Inference, Plan, first_choice
 from retrodict.training.prior_datasets import simulate_datasets
 from zoo import key
@@ -89,7 +89,7 @@ def example_data(name, training=QUICK):
 def example_datasets(name):
     """Simulated data sets, and their exact answers."""
     graph = compiled(name).graph
-    values, _ = simulate_datasets(graph, joint_draws(graph), key(13), RUNS)
+    values, _ = simulate_datasets(graph, prior_sampler(graph), key(13), RUNS)
     data = {site: np.asarray(values[site]) for site in graph.observed}
     solve = cache(
         lambda *row: ORACLES[name].exact(dict(zip(data, map(np.array, row), strict=True)))

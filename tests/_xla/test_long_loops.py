@@ -62,8 +62,8 @@ def untrained_proposal(model, steps):
     observed = [name for name in sites if name[0] in "yn"]
     proposal = Proposal.of(rd.invert(rd.trace(model, observed, model_args=(steps,)), "filter"))
     networks = {
-        name: proposal.build(TINY, key(), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(TINY, key(), structures)
+        for name, structures in proposal.networks().items()
     }
     values = CompiledFunction(proposal.graph.program.simulate, FAST_COMPILE)(key(1))
     return proposal, networks, {name: values[name] for name in observed}

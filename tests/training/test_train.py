@@ -22,7 +22,7 @@ from oracles import slow_if
 from retrodict import compiled as compiled_module
 from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training import gradient_steps, schedule, train
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.progress import Interruption
@@ -148,9 +148,9 @@ def network_and_simulator(model=pair, observed=("y",)):
     """The first network of a model, untrained, and its simulator."""
     graph = rd.trace(model, observed)
     proposal = compiled_module.Proposal.of(rd.invert(graph, "auto"))
-    assemblies = next(iter(proposal.networks().values()))
-    network = SMALL.build(zoo.key(0), assemblies[0].latents, assemblies[0].inputs)
-    simulator = Simulator(graph, tuple(assemblies), proposal.designs, 4, joint_draws(graph))
+    structures = next(iter(proposal.networks().values()))
+    network = proposal.build(SMALL, zoo.key(0), structures)
+    simulator = Simulator(graph, tuple(structures), proposal.covariates, 4, prior_sampler(graph))
     return network, simulator
 
 

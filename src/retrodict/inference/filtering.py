@@ -18,11 +18,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
-from retrodict.graph.validate import checked_data
+from retrodict.graph.validate import validate_data
 from retrodict.inference.smc import Engine, carried
 from retrodict.particles.population import Population, impossible_sites, initial_population
 from retrodict.particles.resampling import resampler
-from retrodict.proposal.proposal import Networks, Proposal, Stage
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage
 
 
 class FilterState(eqx.Module):
@@ -130,7 +131,7 @@ class StreamingFilter:
         self, networks: Networks, rng_key: PRNGKeyArray, state: FilterState, data: Mapping[str, Any]
     ) -> tuple[FilterState, FilterInfo]:
         """Take in one observation."""
-        checked = checked_data(self._step_graph, data)
+        checked = validate_data(self._step_graph, data)
         length = self.graph.scan_lengths[self.stage.scan or 0]
         if self._ends and int(state.time) >= length:
             raise DataError(

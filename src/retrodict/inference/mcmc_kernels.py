@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict.estimators.coordinates import Block, blocks
 from retrodict.inference.tempered_target import Densities, Particle, Target
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.proposal import Networks
+from retrodict.proposal.factor_proposals import FactorProposal, Networks
 from retrodict.types import Values
 
 # In units of the population's own standard deviations, a quarter turn takes π/2.
@@ -161,33 +161,29 @@ class Moves:
         return jax.tree.map(partial(jnp.where, fell), walker, there), how
 
     def _copies(self, factor: Factor) -> tuple[int, ...]:
-        return self.target.proposal.assemblies[factor.latents].copies
+        return self.target.proposal.estimated[factor.latents].copies.sizes
 
     def _redraw(
         self, factor: Factor, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
     ) -> tuple[Walker, Float[Array, ""]]:
         """Draw some copies of a factor anew, given all else."""
         choice_key, draw_key, test_key = jax.random.split(rng_key, 3)
-        target, sizes = self.target, self._copies(factor)
-        assembly = target.proposal.assemblies[factor.latents]
-        network = place.networks[str(factor.network)]
+        target, proposal = self.target, self.target.proposal
+        copies = proposal.estimated[factor.latents].copies
         values, volume, _ = target.join(walker.particle)
-        known = target.known(place.data, values)
-        total = int(np.prod(sizes))
-        chosen = _choose(choice_key, total, number)
+        chosen = _choose(choice_key, copies.number, number).reshape(copies.sizes)
+        steps = copies.sizes[:1] if factor.time else ()
+        noise = proposal.noise(place.networks, draw_key, factor, steps)
 
-        def one(key: PRNGKeyArray, flat: Array) -> Any:
-            index = jnp.unravel_index(flat, sizes) if sizes else ()
-            drawn, log_q = network.sample_and_log_prob(key, assembly.context(known, index))
-            old = assembly.x(values, index)
-            return jax.tree.map(partial(jnp.where, chosen[flat]), drawn, old), log_q
+        def sample(bound: FactorProposal, prepared: Any, noise: Any) -> Any:
+            return bound.sample(prepared, noise)
 
-        mixed, log_q = jax.vmap(one)(jax.random.split(draw_key, total), jnp.arange(total))
-        mixed = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), mixed)
-        proposed = {**values, **assembly.gather(mixed, self.target.graph.sites)}
-        # Copies may see one another: what leads back is asked in the context they would be in.
-        seen = target.known(place.data, proposed)
-        back = target.copies(place.networks, factor, seen, values).reshape(-1)
+        scope = target.scope(place.data, values)
+        drawn, log_q = proposal.at_all_steps(place.networks, factor, scope, sample, noise)
+        proposed = {**values, **copies.select(chosen, drawn, values)}
+        # Copies may see one another: the reverse move is evaluated in the context they would have.
+        reverse = target.scope(place.data, proposed)
+        back = target.copies(place.networks, factor, reverse, values)
         there = self._weigh(target.split(proposed), place)
         # Densities of networks are of the latents, those of walkers of their coordinates.
         volume = volume - target.join(there.particle)[1]
@@ -198,7 +194,7 @@ class Moves:
     def _flippable(self) -> tuple[Block, ...]:
         """Discrete latents whose coordinates can be changed one by one."""
         found = [blocks((latent,))[0] for latent in self.target.discrete]
-        return tuple(block for block in found if not block.table.continues.any())
+        return tuple(block for block in found if not block.table.continues_total.any())
 
     def _flip(
         self, rng_key: PRNGKeyArray, walker: Walker, place: Place, number: Array
@@ -217,7 +213,7 @@ class Moves:
             name = block.latent.name
             old, _ = block.flatten(jnp.asarray(discrete[name]).astype(float))
             new = jnp.where(here, _step(key, block, old), old)
-            inside &= jnp.all((new >= 0) & (new <= block.table.most))
+            inside &= jnp.all((new >= 0) & (new <= block.table.max_value))
             changed[name] = block.unflatten(new).astype(discrete[name].dtype)
         there = self._weigh(Particle(walker.particle.z, changed), place)
         return _test(test_key, walker, there, jnp.where(inside, 0.0, -jnp.inf), place)
@@ -276,7 +272,7 @@ def _choose(rng_key: PRNGKeyArray, total: int, number: Array) -> Array:
 
 def _step(rng_key: PRNGKeyArray, block: Block, old: Array) -> Array:
     """Another category, all alike; or a count up or down, mostly by little."""
-    if block.family != "count":
+    if block.kind != "count":
         upper = jnp.asarray(block.table.upper)
         turn = jnp.floor(jax.random.uniform(rng_key, old.shape) * jnp.maximum(upper, 1.0)) + 1
         return jnp.mod(old + turn, upper + 1)

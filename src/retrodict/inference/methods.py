@@ -33,7 +33,8 @@ from retrodict.particles.population import impossible_sites
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
 from retrodict.particles.weights import LogEvidence
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.training.prior_datasets import simulate_datasets
 from retrodict.types import Values
 
@@ -242,8 +243,7 @@ class Inference:
         key = _fingerprint((args, kwargs))
         if key not in self._elsewhere:
             graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
-            # what moves with what, and how far, may depend on the arguments
-            facts = {n: found._replace(slope=()) for n, found in self.proposal.facts.items()}
+            facts = {n: f.with_other_arguments() for n, f in self.proposal.facts.items()}
             proposal = Proposal.of(invert(graph, self.proposal.inverse.method), facts)
             _check_same_networks(self.proposal, proposal)
             self._elsewhere[key] = replace(self, proposal=proposal)
@@ -298,7 +298,7 @@ class Inference:
         The data sets are kept as a reference, with the evidence that the best finds for them.
         """
         data_key, run_key = jax.random.split(rng_key)
-        made, _ = simulate_datasets(self.graph, self.proposal.draws, data_key, NUM_DATASETS)
+        made, _ = simulate_datasets(self.graph, self.proposal.sample_prior, data_key, NUM_DATASETS)
         data = {name: made[name] for name in self.graph.observed}
         number, num = PLAN_DATASETS * PLAN_REPEATS, self._plan_particles(networks)
         keys = jax.random.split(run_key, number)
@@ -427,8 +427,7 @@ def _check_same_networks(old: Proposal, new: Proposal) -> None:
                 "called with these arguments the model has another structure: the network "
                 f"'{name}' is needed in only one of the two. Compile it anew"
             )
-        was, now = before[name][0], after[name][0]
-        if (was.latents, was.inputs, was.guided) != (now.latents, now.inputs, now.guided):
+        if before[name][0].requirements != after[name][0].requirements:
             raise UnsupportedModel(
                 f"called with these arguments the model asks of the network '{name}' other shapes "
                 "than it was trained for: only plates seen as sets, or repeated over, and series "

@@ -31,7 +31,8 @@ from retrodict.particles.genealogy import Lineage, surviving_draws, trace_trajec
 from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import ess
-from retrodict.proposal.proposal import Networks, Proposal, Stage, by_time
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage, StepNoise, StepSummaries
 from retrodict.types import Values
 
 # Particles are drawn by parts that need no more than this: beyond it, caches are too small, and
@@ -166,10 +167,7 @@ class Engine:
         graph, stages = self.proposal.graph, self.proposal.stages
         last = dict.fromkeys(graph.latent, -1)
         for number, (stage, closing) in enumerate(zip(stages, closes, strict=True)):
-            seen = self.proposal.looks_at(stage)
-            if seen is None:
-                last = dict.fromkeys(last, number)
-                continue
+            seen = self.proposal.parents(stage)
             named = (n for name in closing for n in (name, *graph.parents(name)))
             last |= {name: number for name in (*seen, *named) if name in last}
         return last
@@ -244,7 +242,7 @@ class Engine:
         particles: Population,
     ) -> tuple[Population, Float[Array, " particles"]]:
         chance, factor = jax.random.split(rng_key, self.num_particles), stage.factors[0]
-        together = stage.scan is None and not factor.own
+        together = stage.scan is None
         if together:
             chance = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
 
@@ -257,8 +255,8 @@ class Engine:
 
         # what depends on data alone is worked out once for all particles, but once for each part
         each = self.proposal.working_bytes(networks, stage) if particles.values else 0
-        seen = self.proposal.looks_at(stage)
-        before = {n: v for n, v in particles.values.items() if seen is None or n in seen}
+        seen = self.proposal.parents(stage)
+        before = {n: v for n, v in particles.values.items() if n in seen}
         drawn, log_q = by_parts(one, each, chance, before)
         if stage.own:  # a factor outside of time stands alone, and is all own or not at all
             log_q = jnp.zeros_like(log_q)
@@ -368,7 +366,7 @@ class Engine:
             return state, (seen, state.log_weights)
 
         keys = jax.random.split(resample_key, (length, 2))
-        now = (keys[:, 0], keys[:, 1]), noise, series_data, by_time(summaries)
+        now = (keys[:, 0], keys[:, 1]), noise, series_data, summaries
         entries = (jnp.arange(length), *now)
         moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
         sizes, parents = seen.ess, seen.ancestors
@@ -389,9 +387,9 @@ class Engine:
         outer_data: Values,
         given: Values,
         time: Array,
-        summaries: Mapping[tuple[str, ...], Values],
+        summaries: StepSummaries,
         number: int = 0,
-        noise: dict[str, Array] | None = None,
+        noise: StepNoise | None = None,
     ) -> tuple[Population, "Seen"]:
         """One step of a particle filter: resample, propagate, reweigh.
 
@@ -410,21 +408,19 @@ class Engine:
         resample_key, draw_key = rng_keys
         state, size, parents = self._resample(resample_key, state)
 
-        def one(chance: Mapping[str, Array], outer: Values, carry: Any) -> Any:
+        def one(chance: StepNoise, outer: Values, carry: Any) -> Any:
             known = {**outer_data, **outer}
-            carry, drawn, log_q, found = self.proposal.draw_step(
+            draw = self.proposal.draw_step(
                 networks, chance, stage, known, given, time, carry, summaries
             )
             # A latent's own conditional is both its density and its log q, and so is not counted.
-            counted = {n: sum_all(d) for n, d in found.log_density.items() if n not in stage.own}
-            return carry, drawn, log_q, counted
+            density = draw.evaluation.log_density
+            counted = {n: sum_all(d) for n, d in density.items() if n not in stage.own}
+            log_q = sum((draw.log_q[f.latents] for f in stage.factors if not f.own), jnp.zeros(()))
+            return draw.carry, draw.latents, log_q, counted
 
         values: Any = state.values
-        chance = self.proposal.own_keys(draw_key, stage, (self.num_particles,))
-        noise_key = jax.random.fold_in(draw_key, len(chance))
-        chance |= noise or self.proposal.step_noise(
-            networks, noise_key, stage, (self.num_particles,)
-        )
+        chance = noise or self.proposal.step_noise(networks, draw_key, stage, (self.num_particles,))
         each = self.proposal.working_bytes(networks, stage)
         carry, drawn, log_q, density = by_parts(one, each, chance, values["outer"], values["carry"])
         share = jnp.zeros(()) if values["share"] is None else values["share"]

@@ -36,7 +36,7 @@ from retrodict.inference.mcmc_kernels import Acceptance, Moves, Place, Tuning, W
 from retrodict.inference.tempered_target import Particle
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess
-from retrodict.proposal.proposal import Networks
+from retrodict.proposal.factor_proposals import Networks
 from retrodict.types import Values
 
 MOST_TEMPERATURES = 300

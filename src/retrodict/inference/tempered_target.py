@@ -10,20 +10,21 @@ take part here, and are drawn when all else is known.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from retrodict.estimators.coordinates import Latent, blocks, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Evaluation
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.contexts import Assembly
-from retrodict.proposal.proposal import Networks, Proposal, over_copies
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
+from retrodict.proposal.scope import Scope
 from retrodict.types import Values
 
 
@@ -89,7 +90,7 @@ class Target:
         if not self.continuous:
             return Particle(jnp.zeros(0), discrete)
         row, _ = flatten(self.continuous, values)
-        z, _ = unconstrain(row, self._constants, self._curves)
+        z, _ = unconstrain(row, self._constants, self._bijections)
         return Particle(z, discrete)
 
     def join(
@@ -103,8 +104,8 @@ class Target:
         values = dict(particle.discrete)
         if not self.continuous:
             return values, jnp.zeros(()), jnp.ones((), bool)
-        row = constrain(particle.z, self._constants, self._curves)
-        back, log_slope = unconstrain(row, self._constants, self._curves)
+        row = constrain(particle.z, self._constants, self._bijections)
+        back, log_slope = unconstrain(row, self._constants, self._bijections)
         drawn = unflatten(self.continuous, row)
         _, log_slope_of_vectors = flatten(self.continuous, drawn)
         values |= {n: v.astype(self.graph.sites[n].dtype) for n, v in drawn.items()}
@@ -113,11 +114,11 @@ class Target:
 
     @property
     def _constants(self) -> Coordinate[Array]:
-        return Coordinate(*(jnp.asarray(column) for column in table(self.continuous)))
+        return Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.continuous)))
 
     @property
-    def _curves(self) -> tuple[int, ...]:
-        return tuple(int(code) for code in np.unique(table(self.continuous).curve))
+    def _bijections(self) -> tuple[int, ...]:
+        return tuple(int(code) for code in np.unique(coordinate_table(self.continuous).bijection))
 
     def _run(self, data: Values, values: Values) -> Evaluation:
         """The model at some latents; those of `own` are drawn, and not to be used."""
@@ -138,27 +139,20 @@ class Target:
     def log_q(self, networks: Networks, data: Values, particle: Particle) -> Float[Array, ""]:
         """The networks' density of the coordinates."""
         values, volume, _ = self.join(particle)
-        known = self.known(data, values)
-        copies = (self.copies(networks, factor, known) for factor in self.factors)
+        scope = self.scope(data, values)
+        copies = (self.copies(networks, factor, scope, values) for factor in self.factors)
         return _sound(sum((log_q.sum() for log_q in copies), volume))
 
-    def known(self, data: Values, values: Values) -> dict[str, Array]:
-        """What the contexts of networks are made of."""
+    def scope(self, data: Values, values: Values) -> Scope:
+        """What the factors are conditioned on."""
         carries = self._run(data, values).carries
-        return {**data, **values, **carries, **self.proposal.designs}
+        return self.proposal.scope({**data, **values}, carries)
 
     def copies(
-        self, networks: Networks, factor: Factor, known: Values, latents: Values | None = None
+        self, networks: Networks, factor: Factor, scope: Scope, latents: Values
     ) -> Float[Array, "*copies"]:
-        """log q of every copy of a factor, at its latents among `known` or at others."""
-        assembly, network = self.proposal.assemblies[factor.latents], networks[str(factor.network)]
-
-        def one(*index: Array, assembly: Assembly = assembly, network: Any = network) -> Array:
-            x = assembly.x(known if latents is None else latents, index)
-            density: Array = network.log_prob(assembly.context(known, index), x)
-            return density
-
-        return over_copies(one, assembly.copies)
+        """log q of every copy of a factor at some values of its latents."""
+        return self.proposal.log_prob_of(networks, factor, scope, latents)
 
     def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Particle:
         """A particle from the networks."""
@@ -176,7 +170,7 @@ class Target:
 
 
 def _is_real(latent: Latent) -> bool:
-    return blocks((latent,))[0].family == "mixture"
+    return blocks((latent,))[0].kind == "mixture"
 
 
 def _sound(log_density: Array) -> Array:

@@ -28,7 +28,8 @@ from retrodict.particles.make_posterior import make_posterior
 from retrodict.particles.population import impossible_sites
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 # Fewer particles than this cannot tell a posterior's shape, nor be told apart into islands.
