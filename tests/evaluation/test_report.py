@@ -34,11 +34,11 @@ def rates(n=3):
 @cache
 def compiled():
     """A model with untrained networks, and an invented history of their training."""
-    proposal = Proposal.of(rd.invert(rd.trace(rates, ["y<script>"])))
+    proposal = Proposal.of(rd.invert(rd.trace(rates, ["y<script>"])), analytic=False)
     estimator = rd.MADE(hidden=(4,), components=1, context=(4,))
     networks = {
-        name: estimator.build(key(), first.latents, first.inputs)
-        for name, (first, *_) in proposal.networks().items()
+        name: proposal.build(estimator, key(), structures)
+        for name, structures in proposal.networks().items()
     }
     rejected = RejectionCounts(10_000, Counter({("theta & co", "underflow"): 1234}))
     history = NetworkHistory(

@@ -216,13 +216,13 @@ def test_training_restarts_from_the_best_weights_after_a_nonfinite_loss(monkeypa
 
 
 def test_a_batch_with_a_nonfinite_gradient_is_skipped():
-    network, _ = network_and_simulator()
+    network, simulator = network_and_simulator()
     weights, fixed = eqx.partition(network, trainable(network))
     state = gradient_steps.TrainingState.initial(weights, 5.0)
     settings = schedule.StepSettings(jnp.full(1, 0.1), jnp.zeros(1))
-    label = network.latents[0].name
-    examples = ({label: jnp.array([0.1, 0.2])}, {"n": {"y": jnp.ones((2, 3))}})
-    with_nan = ({label: jnp.array([0.1, jnp.nan])}, examples[1])
+    examples, _ = simulator.examples(zoo.key(0), 2, lambda: False)
+    (label,) = examples.latents
+    with_nan = examples._replace(latents={label: jnp.array([0.1, jnp.nan])})
     same = train.one_pass(zoo.key(0), state, with_nan, fixed, settings, 5.0)
     jax.tree.map(np.testing.assert_array_equal, same, state)
     other = train.one_pass(zoo.key(0), state, examples, fixed, settings, 5.0)
