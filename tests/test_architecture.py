@@ -20,11 +20,12 @@ LONG_FUNCTIONS = {
     "src/retrodict/graph/trace.py: trace",
 }
 
-REPEATED_CLASS_NAMES = {"_Reader", "Block", "Series", "Table", "Seen", "Branch", "Guide"}
+REPEATED_CLASS_NAMES = {"_Reader", "Branch", "Seen", "Series", "Table", "Target"}
 
 # A module is named after what it holds, by a term of the field. Words that end like a participle
 # are suspicious; these are terms.
 VERBAL_TERMS = {
+    "closed",  # of conditionals in closed form
     "compiled",  # the public type
     "crossing",  # of edges in a drawing
     "filtering",
