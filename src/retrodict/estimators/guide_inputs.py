@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from retrodict._xla.batch_last import concatenate_features
-from retrodict.estimators.heads import along_first, compress, patterns
+from retrodict.estimators.bit_patterns import patterns
+from retrodict.estimators.heads import along_first, compress
 from retrodict.estimators.scalar_bijections import Coordinate, match_gaussian
 
 Position = Int[Array, ""] | int  # of a coordinate, in sampling order
