@@ -313,9 +313,8 @@ def _leading_shape(plate: "SetEncoder | SeriesEncoder", values: Context) -> tupl
     if isinstance(first, ValueEncoder):
         shape = jnp.shape(cast(Array, part))
         return shape[: len(shape) - len(first.spec.shape)]
-    return _leading_shape(first, as_elements(first.spec, cast("Context | Elements", part)).values)[
-        :-1
-    ]
+    elements = as_elements(first.spec, cast("Context | Elements", part))
+    return _leading_shape(first, elements.values)[:-1]
 
 
 def build_encoder(rng: np.random.Generator, spec: Input, sizes: Embedding) -> Encoder:
