@@ -37,14 +37,15 @@ from retrodict.estimators.encoders import (
 )
 from retrodict.estimators.features import Scaling, Value
 from retrodict.estimators.layers import MLP, linear
+from retrodict.estimators.linear_estimate import LinearEstimate
 from retrodict.estimators.made import (
     AutoregressiveNetwork,
     Encoding,
     initial_weights,
-    make_segments,
     shared_totals,
 )
 from retrodict.estimators.scalar_bijections import Coordinate
+from retrodict.estimators.segments import make_segments
 from retrodict.types import Values
 
 __all__ = [
@@ -234,7 +235,7 @@ class ConditionalMADE(eqx.Module):
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
         estimate = None
         if self.guide is not None:
-            estimate = cast(guide_inputs.LinearEstimate, conditions.from_model)
+            estimate = cast(LinearEstimate, conditions.from_model)
             if not self.guide.channels:
                 parts.append(guide_inputs.marginal_inputs(estimate, self._constants()))
         weights = (self.trunk, self.from_context, self.biases)

@@ -18,11 +18,12 @@ from jaxtyping import Array, Float
 from retrodict._xla.batch_last import batch_last
 from retrodict._xla.scan import scan
 from retrodict._xla.tuning import MAX_UNROLLED_SAMPLING_STEPS, MIN_LOOP_LENGTH, NUM_SAMPLING_LOOPS
-from retrodict.estimators import guide_inputs
-from retrodict.estimators.guide_inputs import Position
 from retrodict.estimators.heads import Head
-from retrodict.estimators.made import AutoregressiveNetwork, Encoding, Segment
+from retrodict.estimators.linear_estimate import GuideState, Position, initial_state
+from retrodict.estimators.made import AutoregressiveNetwork, Encoding
 from retrodict.estimators.scalar_bijections import Coordinate
+from retrodict.estimators.segments import Segment
+from retrodict.estimators.step_guide import StepGuide, StepView
 
 
 def sample(
@@ -58,12 +59,7 @@ class _SamplerState(NamedTuple):
     features: Float[Array, "features rows"]
     hidden: tuple[Float[Array, "units rows"], ...]
     subtotal: Float[Array, " rows"]
-    guide: guide_inputs.GuideState | None
-
-
-class _Guide(NamedTuple):
-    estimate: guide_inputs.LinearEstimate
-    innovation_variance: Float[Array, "coordinates channels rows"]
+    guide: GuideState | None
 
 
 class _SamplerInputs(NamedTuple):
@@ -73,7 +69,7 @@ class _SamplerInputs(NamedTuple):
     encoding: Encoding
     noise: Float[Array, "steps numbers rows"]
     c: Coordinate[Array]
-    guide: _Guide | None
+    guide: StepGuide | None
 
 
 class _Step(NamedTuple):
@@ -96,22 +92,6 @@ class _Step(NamedTuple):
     guide_weights: Array | None
 
 
-class _StepView(NamedTuple):
-    """The estimate of a step given those before it.
-
-    Attributes:
-        c: constants of its coordinates, with anchors.
-        inputs: of the network.
-        logits: of the patterns of a few bits, to add to the parameters.
-        coordinate: the view of a single coordinate.
-    """
-
-    c: Coordinate[Array]
-    inputs: Float[Array, "inputs rows"] | None = None
-    logits: Float[Array, "params rows"] | float = 0.0
-    coordinate: guide_inputs.CoordinateView | None = None
-
-
 def _sample(
     shared: tuple[AutoregressiveNetwork, Coordinate[Array]], batch: tuple[Encoding, Array]
 ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
@@ -119,10 +99,10 @@ def _sample(
     rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(batch))
     guide = guide_state = None
     if encoding.estimate is not None:
-        guide = _Guide(encoding.estimate, encoding.estimate.innovation_variance)
+        guide = StepGuide.of(encoding.estimate)
         guide_state = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], rows)),
-            guide_inputs.initial_state(encoding.estimate),
+            initial_state(encoding.estimate),
         )
     empty = jnp.zeros((0, rows))
     state = _SamplerState(empty, (empty,) * len(network.widths), jnp.zeros(rows), guide_state)
@@ -180,7 +160,9 @@ def _sample_step(
     if head.span == 1:
         subtotal = jnp.where(c.continues_total, subtotal, 0)
         c = c._replace(upper=c.upper - subtotal)
-    view = _view_step(inputs.guide, state.guide, head, c, step.position)
+    view, guide, guide_state = StepView(c), inputs.guide, state.guide
+    if guide is not None and guide_state is not None:
+        view = guide.view(guide_state, head, c, step.position)
     biases = _add_guide(step.biases, view, step.guide_weights)
     previous, units, hidden = state.features, jnp.zeros(()), []
     for layer in range(len(network.widths)):
@@ -194,47 +176,18 @@ def _sample_step(
         params = params + _product(step.weights[-1], state.features)
     value = head.sample(params, step.noise, view.c)
     log_q = head.log_prob(params, value, view.c)
+    if guide is not None and guide_state is not None:
+        guide_state = guide.update(guide_state, view, step.position, value)
     new_state = _SamplerState(
         store(state.features, head.features(value, view.c)),
         tuple(hidden),
         subtotal + value if head.span == 1 else subtotal,
-        _update_guide(inputs.guide, state.guide, view, step.position, value),
+        guide_state,
     )
     return new_state, value, log_q
 
 
-def _view_step(
-    guide: _Guide | None,
-    state: guide_inputs.GuideState | None,
-    head: Head,
-    c: Coordinate[Array],
-    position: Position,
-) -> _StepView:
-    if guide is None or state is None:
-        return _StepView(c)
-    if head.span > 1:
-        bits = guide_inputs.condition_bits(*guide, state, position, head.span)
-        return _StepView(c, bits.inputs, bits.logits)
-    view = guide_inputs.condition(*guide, state, position)
-    c = guide_inputs.anchor(view.mean, view.scale, c)
-    return _StepView(c, guide_inputs.coordinate_inputs(view, c), coordinate=view)
-
-
-def _update_guide(
-    guide: _Guide | None,
-    state: guide_inputs.GuideState | None,
-    view: _StepView,
-    position: Position,
-    value: Array,
-) -> guide_inputs.GuideState | None:
-    if guide is None or state is None:
-        return None
-    if view.coordinate is None:
-        return guide_inputs.update_bits(guide.estimate, state, position, value)
-    return guide_inputs.update(guide.estimate, state, view.coordinate, position, value)
-
-
-def _add_guide(biases: Sequence[Array], view: _StepView, weight: Array | None) -> list[Array]:
+def _add_guide(biases: Sequence[Array], view: StepView, weight: Array | None) -> list[Array]:
     """Biases of a step's units and parameters, with those that the estimate gives."""
     if weight is None or view.inputs is None:
         return [*biases[:-1], biases[-1] + view.logits]
