@@ -1,4 +1,4 @@
-"""Every support: there and back, the Jacobian against autodiff, and the edges of float32."""
+"""Coordinates of every support: round trips, Jacobians by autodiff, and the limits of float32."""
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 from retrodict.errors import UnsupportedModel
 from retrodict.estimators.conditional import MADE
 from retrodict.estimators.coordinates import Latent, blocks, flatten
+from retrodict.estimators.encoders import Conditions
 
 BOUNDS = np.array([-1.0, 0.0, 1e3], np.float32)
 
@@ -68,19 +69,20 @@ def network(name, **options):
 
 
 @eqx.filter_jit
-def draw(net, noise):
-    """Draws at many rows of noise, with log q and log q asked for again."""
+def sample(net, noise):
+    """Draws with many rows of noise, their log q, and log q by `log_prob`."""
+    encoding = net.encode(Conditions({}))
 
     def one(noise):
-        x, log_q = net.draw(net.encode({}), noise)
-        return x["x"], log_q, net.log_prob({}, x)
+        x, log_q = net.sample(encoding, noise)
+        return x["x"], log_q, net.log_prob(encoding, x)
 
     return jax.jit(jax.vmap(one))(noise)
 
 
 @pytest.mark.parametrize("name", SUPPORTS)
-def test_draws_are_inside_and_their_density_is_their_own(name):
-    """For ordinary noise, for the least and greatest there is, and with scales that overflow."""
+def test_draws_are_inside_the_support_and_have_the_density_reported(name):
+    """For ordinary noise, for the smallest and largest possible, and with scales that overflow."""
     support, shape = SUPPORTS[name]
     net = network(name, wide=0.3)
     rng = np.random.default_rng(1)
@@ -91,33 +93,33 @@ def test_draws_are_inside_and_their_density_is_their_own(name):
     for scale in (1.0, 30.0):
         scaled = eqx.tree_at(lambda m: m.scaling.scale, net, scale * net.scaling.scale)
         for noise in (ordinary, corners):
-            x, log_q, again = map(np.asarray, draw(scaled, noise))
+            x, log_q, expected = map(np.asarray, sample(scaled, noise))
             assert x.shape == (300, *shape)
             inside = np.asarray(support.check(x)).reshape(300, -1).all(-1)
             assert inside.all(), x[~inside][:3]
             assert np.isfinite(log_q).all()
-            np.testing.assert_allclose(log_q, again, atol=1e-4, rtol=1e-5)
+            np.testing.assert_allclose(log_q, expected, atol=1e-4, rtol=1e-5)
 
 
 VECTORS = [name for name in CONTINUOUS if not blocks(network(name).latents)[0].elementwise]
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_volume_change_of_vectors_against_autodiff(name):
+def test_jacobian_of_vectors_equals_autodiff(name):
     support, shape = SUPPORTS[name]
     transform = dist.biject_to(support)
     free = transform.inverse_shape(shape)
     z = (0.5 * np.random.default_rng(3).standard_normal(free)).astype(np.float32).reshape(-1)
     latents = (Latent("x", support, shape),)
-    there = jax.jit(blocks(latents)[0].unflatten)
-    x = there(z)
-    again, log_slope = jax.jit(lambda x: flatten(latents, {"x": x}))(x)
-    np.testing.assert_allclose(again, z, atol=2e-3)
+    constrain = jax.jit(blocks(latents)[0].unflatten)
+    x = constrain(z)
+    preimage, log_slope = jax.jit(lambda x: flatten(latents, {"x": x}))(x)
+    np.testing.assert_allclose(preimage, z, atol=2e-3)
     np.testing.assert_allclose(x, jax.jit(lambda z: transform(z))(z.reshape(free)), atol=2e-4)
 
-    jacobian = np.asarray(jax.jit(jax.jacobian(lambda z: there(z).reshape(-1)))(z), np.float64)
+    jacobian = np.asarray(jax.jit(jax.jacobian(lambda z: constrain(z).reshape(-1)))(z), np.float64)
     if name == "zero_sum":
-        # density on the plane itself, not on its shadow on some coordinates
+        # The density is with respect to the plane, not to its projection onto some coordinates.
         volume = 0.5 * np.linalg.slogdet(jacobian.T @ jacobian)[1]
     else:
         volume = np.linalg.slogdet(jacobian[free_entries(name, shape)])[1]
@@ -125,15 +127,15 @@ def test_volume_change_of_vectors_against_autodiff(name):
 
 
 def free_entries(name, shape):
-    """Where in the flattened value its free entries are."""
-    places = np.arange(np.prod(shape)).reshape(shape)
+    """Positions of the free entries in the flattened value."""
+    positions = np.arange(np.prod(shape)).reshape(shape)
     if len(shape) == 2 and shape[0] == shape[1]:
         below = -1 if "corr" in name else 0
-        return places[np.tril_indices(shape[0], below)]
-    return places[..., :-1].reshape(-1) if "simpl" in name else places.reshape(-1)
+        return positions[np.tril_indices(shape[0], below)]
+    return positions[..., :-1].reshape(-1) if "simpl" in name else positions.reshape(-1)
 
 
-EDGES = {
+BOUNDARIES = {
     "positive": [[0.0, 1.0], [1e-45, 3e38]],
     "nonnegative": [0.0, 3e38],
     "unit_interval": [[0.0, 1.0], [1.0, 0.5]],
@@ -151,22 +153,24 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("name", EDGES)
-def test_density_is_finite_on_the_edge_of_the_support(name):
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_density_is_finite_on_the_boundary_of_the_support(name):
     net = network(name)
 
     @eqx.filter_jit
     def value_and_gradient(net, value):
-        return eqx.filter_value_and_grad(lambda net: net.log_prob({}, {"x": value}))(net)
+        return eqx.filter_value_and_grad(
+            lambda net: net.log_prob(net.encode(Conditions({})), {"x": value})
+        )(net)
 
-    for x in EDGES[name]:
+    for x in BOUNDARIES[name]:
         log_q, gradient = value_and_gradient(net, jnp.asarray(x))
         assert np.isfinite(log_q), x
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)), x
 
 
 @pytest.mark.parametrize(
-    ("support", "shape", "family", "size"),
+    ("support", "shape", "kind", "size"),
     [
         (constraints.simplex, (4,), "mixture", 3),
         (constraints.corr_cholesky, (4, 4), "mixture", 6),
@@ -175,12 +179,12 @@ def test_density_is_finite_on_the_edge_of_the_support(name):
         (constraints.multinomial(9), (2, 3), "count", 4),
     ],
 )
-def test_coordinates_of_a_support(support, shape, family, size):
+def test_kind_and_number_of_coordinates(support, shape, kind, size):
     (block,) = blocks((Latent("x", support, shape),))
-    assert (block.kind, block.size) == (family, size)
+    assert (block.kind, block.size) == (kind, size)
 
 
-def test_what_cannot_be_drawn_is_refused_by_name():
+def test_unsupported_latents_are_refused_by_name():
     with pytest.raises(UnsupportedModel, match="at least one latent"):
         blocks(())
     with pytest.raises(UnsupportedModel, match=r"'direction'.*Sphere"):
@@ -197,7 +201,7 @@ def test_what_cannot_be_drawn_is_refused_by_name():
         blocks((Latent("e", constraints.interval(1.0, 1.0), ()),))
 
 
-def test_latents_are_equal_and_hash_by_what_they_say():
+def test_latents_compare_and_hash_by_value():
     def latent(upper):
         return Latent("x", constraints.interval(0.0, np.array([1.0, upper])), (2,))
 

@@ -1,4 +1,4 @@
-"""Features of values, sets in any order and of any size, series from every step on."""
+"""Encoders of values, of sets of any order and size, and of series and their suffixes."""
 
 import equinox as eqx
 import jax
@@ -9,7 +9,15 @@ from numpyro.distributions import constraints
 from scipy import special
 
 from retrodict.estimators.conditional import MADE, Latent
-from retrodict.estimators.encoders import Embedding, Series, Set, build_encoder, fit_encoder
+from retrodict.estimators.encoders import (
+    Conditions,
+    Elements,
+    Embedding,
+    Series,
+    Set,
+    build_encoder,
+    fit_encoder,
+)
 from retrodict.estimators.features import Scaling, Value, value_columns
 
 SIZES = Embedding(element=(16, 16), summary=(8,), recurrent=12)
@@ -75,8 +83,7 @@ def test_features_by_support(support, shape, x, expected):
 
 
 @pytest.mark.parametrize("support", [constraints.real, constraints.positive])
-def test_finite_values_stay_finite_and_ordered(support):
-    """Whatever the value, the features stay of a size a network can bear."""
+def test_features_of_finite_values_are_finite_moderate_and_ordered(support):
     value = encoder(Value("x", support, ()))
     x = jnp.array([0.0, 1e-38, 1.0, 1e3, 1e20, 3e38])
     features = np.asarray(jax.vmap(value)(x))
@@ -88,42 +95,42 @@ def test_scaling_is_robust():
     """A Cauchy has neither mean nor variance; its quartiles are at one scale from its centre."""
     rows = 7 + 3 * jax.random.cauchy(jax.random.key(0), (20_000, 1))
     scaling = Scaling.fit(rows)
-    # standard error of the median: π/2 · 3 / √20000
+    # Standard error of the median: π/2 · 3 / √20000.
     assert scaling.centre[0] == pytest.approx(7, abs=0.1)
     assert scaling.scale[0] == pytest.approx(2 * 3 / 1.349, rel=0.05)
-    there = jnp.arange(20_000) < 10_000
-    spoiled = jnp.where(there[:, None], rows, 1e6)
-    assert Scaling.fit(spoiled, there).centre[0] == pytest.approx(7, abs=0.15)
+    exists = jnp.arange(20_000) < 10_000
+    partly_invalid = jnp.where(exists[:, None], rows, 1e6)
+    assert Scaling.fit(partly_invalid, exists).centre[0] == pytest.approx(7, abs=0.15)
     assert Scaling.fit(rows.at[::3].set(jnp.nan)).centre[0] == pytest.approx(7, abs=0.15)
 
 
 @pytest.mark.parametrize("number", [1, 10, 10_000])
-def test_set_ignores_order_at_any_size(number):
-    """One set of weights; the same output for the same elements, another for others."""
+def test_set_encoder_ignores_order_at_any_size(number):
+    """One set of weights gives the same features for the same elements, and others for others."""
     encode = compiled(PAIRS)
-    given = pairs(number)
+    elements = pairs(number)
     order = jax.random.permutation(jax.random.key(1), number)
-    out = encode(given)
+    out = encode(elements)
     assert out.shape == (encoder(PAIRS).size,) and np.isfinite(out).all()
-    shuffled = jax.tree.map(lambda a: a[order], given)
+    shuffled = jax.tree.map(lambda a: a[order], elements)
     np.testing.assert_allclose(out, encode(shuffled), rtol=1e-4, atol=1e-5)
     assert np.abs(out - encode(pairs(number, seed=7))).max() > 1e-4
 
 
-def test_set_knows_its_size():
-    """Twice the same elements has the same mean and maximum, and another count."""
+def test_set_encoder_depends_on_the_number_of_elements():
+    """Twice the same elements have the same mean and maximum, and another number."""
     encode = compiled(PAIRS)
     once = pairs(6)
     twice = jax.tree.map(lambda a: jnp.concatenate([a, a]), once)
     difference = encode(twice) - encode(once)
     assert difference[-1] == pytest.approx(np.log(2), abs=1e-5)
-    np.testing.assert_allclose(difference[-1 - 16 : -1], 0, atol=1e-5)  # the mean embedding
-    assert np.abs(difference[:8]).max() > 1e-3  # the summary has seen the count
+    np.testing.assert_allclose(difference[-1 - 16 : -1], 0, atol=1e-5)  # mean embedding
+    assert np.abs(difference[:8]).max() > 1e-3  # summary, which depends on the number
 
 
 @pytest.mark.parametrize("spec", [PAIRS, SCHOOLS, WALK], ids=["flat", "nested", "series"])
-def test_masked_elements_leave_no_trace(spec):
-    """As if they were not there, NaN included."""
+def test_masked_elements_have_no_effect(spec):
+    """Even if their values are NaN."""
     encode = compiled(spec)
     number, kept = 7, jnp.array([True, False, True, True, False, False, True])
     leaves = {
@@ -136,45 +143,47 @@ def test_masked_elements_leave_no_trace(spec):
     }[spec.name]
     short = jax.tree.map(lambda a: a[kept], leaves)
 
-    def spoil(a):
-        hidden = kept.reshape((number,) + (1,) * (a.ndim - 1))
-        return jnp.where(hidden, a, jnp.nan if a.dtype == float else 10**6)
+    def invalidate(a):
+        exists = kept.reshape((number,) + (1,) * (a.ndim - 1))
+        return jnp.where(exists, a, jnp.nan if a.dtype == float else 10**6)
 
-    masked = jax.tree.map(spoil, leaves) | {"mask": kept}
+    masked = Elements(jax.tree.map(invalidate, leaves), kept)
     np.testing.assert_allclose(encode(masked), encode(short), rtol=1e-5, atol=1e-6)
     assert np.abs(encode(masked) - encode(leaves)).max() > 1e-3
 
 
-def test_ragged_groups_know_who_belongs_to_whom():
+def test_ragged_groups_are_encoded_group_by_group():
     encode = compiled(SCHOOLS)
     score = normals(2, 3)
     mask = jnp.array([[True, True, False], [True, True, True]])
-    given = {"size": jnp.ones(2), "pupils": {"score": score, "mask": mask}}
-    spoiled = given | {"pupils": {"score": jnp.where(mask, score, 99.0), "mask": mask}}
-    np.testing.assert_allclose(encode(given), encode(spoiled), rtol=1e-6)
+
+    def features(score):
+        return encode({"size": jnp.ones(2), "pupils": Elements({"score": score}, mask)})
+
+    padded = jnp.where(mask, score, 99.0)
+    np.testing.assert_allclose(features(score), features(padded), rtol=1e-6)
     swapped = score.at[0, 0].set(score[1, 0]).at[1, 0].set(score[0, 0])
-    moved = given | {"pupils": {"score": swapped, "mask": mask}}
-    assert np.abs(encode(given) - encode(moved)).max() > 1e-3
+    assert np.abs(features(score) - features(swapped)).max() > 1e-3
 
 
-def test_series_summaries_are_those_of_its_suffixes():
+def test_suffixes_of_a_series_are_encoded_as_series():
     walk = encoder(WALK)
     encode = compiled(WALK)
     u = normals(9, 2)
-    every = eqx.filter_jit(walk.suffixes)({"u": u})
-    assert every.shape == (9, walk.size)
-    np.testing.assert_allclose(every[0], encode({"u": u}), rtol=1e-6)
+    suffixes = eqx.filter_jit(walk.suffixes)({"u": u})
+    assert suffixes.shape == (9, walk.size)
+    np.testing.assert_allclose(suffixes[0], encode({"u": u}), rtol=1e-6)
     for t in (3, 8):
-        np.testing.assert_allclose(every[t], encode({"u": u[t:]}), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(suffixes[t], encode({"u": u[t:]}), rtol=1e-4, atol=1e-5)
     assert np.abs(encode({"u": u}) - encode({"u": u[::-1]})).max() > 1e-3
 
 
 def test_associative_scan_is_the_recurrence():
-    one = Embedding(element=(16, 16), summary=(8,), recurrent=12, recurrences=1)
-    encode = build_encoder(np.random.default_rng(3), WALK, one)
+    sizes = Embedding(element=(16, 16), summary=(8,), recurrent=12, recurrences=1)
+    encode = build_encoder(np.random.default_rng(3), WALK, sizes)
     u = normals(8, 2)
 
-    def by_hand(u):
+    def sequential(u):
         state, total = jnp.zeros(12), jnp.zeros(12)
         for step in u[::-1]:
             embedded = encode.embed(encode.elements[0](step))
@@ -184,11 +193,11 @@ def test_associative_scan_is_the_recurrence():
         pooled = [state, total / 8, encode.count(jnp.log(jnp.array([8.0])))]
         return encode.summarise(jnp.concatenate(pooled))
 
-    ours = eqx.filter_jit(encode)({"u": u})
-    np.testing.assert_allclose(ours[:-1], jax.jit(by_hand)(u), rtol=1e-4, atol=1e-5)
+    features = eqx.filter_jit(encode)({"u": u})
+    np.testing.assert_allclose(features[:-1], jax.jit(sequential)(u), rtol=1e-4, atol=1e-5)
 
 
-def test_scalings_inside_sets_are_learned_over_batch_and_plates():
+def test_scalings_inside_sets_are_fitted_over_batch_and_plates():
     fitted = fit_encoder(
         encoder(SCHOOLS),
         {
@@ -204,8 +213,8 @@ def test_scalings_inside_sets_are_learned_over_batch_and_plates():
     assert inner.count.centre[0] == pytest.approx(np.log(25), rel=1e-5)
 
 
-def test_a_summary_stands_for_its_set():
-    """What draws have in common is encoded once: contexts may hold the summary instead."""
+def test_summaries_may_replace_sets_and_series():
+    """Inputs that draws share are encoded once."""
     net = MADE(hidden=(16,), embedding=SIZES).build(
         jax.random.key(0),
         (Latent("x", constraints.real, ()),),
@@ -217,12 +226,15 @@ def test_a_summary_stands_for_its_set():
         "pairs": jax.jit(lambda p: net.summary("pairs", p))(pairs(4)),
         "a": jnp.asarray(1.0),
     }
-    log_prob = eqx.filter_jit(net.log_prob)
-    from_two = log_prob(
-        summarised | {"walk": jax.jit(lambda u: net.suffixes("walk", {"u": u}))(u)[2]}, x
-    )
+
+    @eqx.filter_jit
+    def log_prob(inputs):
+        return net.log_prob(net.encode(Conditions(inputs)), x)
+
+    suffixes = jax.jit(lambda u: net.suffixes("walk", {"u": u}))(u)
     whole = {"pairs": pairs(4), "walk": {"u": u[2:]}, "a": jnp.asarray(1.0)}
-    assert from_two == pytest.approx(float(log_prob(whole, x)), abs=1e-5)
+    expected = float(log_prob(whole))
+    assert log_prob(summarised | {"walk": suffixes[2]}) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ValueError, match="'pairs' is a Set, not a Series"):
         net.suffixes("pairs", pairs(4))
     with pytest.raises(ValueError, match="No input 'other'"):
@@ -230,24 +242,24 @@ def test_a_summary_stands_for_its_set():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (jnp.zeros(4), "'pairs' is a Set: expected a dict"),
         ({"t": jnp.ones(3)}, r"'pairs' needs values for \['t', 'y'\]: \['y'\] missing"),
         ({"t": jnp.ones(3), "y": jnp.ones(4)}, r"'pairs': .* lengths \[3, 4\]"),
         ({"t": jnp.ones((3, 2)), "y": jnp.ones(3)}, r"'t' needs shape \(\), found \(2,\)"),
         (
-            {"t": jnp.ones(3), "y": jnp.ones(3), "mask": jnp.ones(2, bool)},
+            Elements({"t": jnp.ones(3), "y": jnp.ones(3)}, jnp.ones(2, bool)),
             r"mask needs shape \(3,\)",
         ),
     ],
 )
-def test_wrong_sets_are_refused(given, message):
+def test_wrong_sets_are_refused(value, message):
     net = MADE(hidden=(16,)).build(
         jax.random.key(0), (Latent("x", constraints.real, ()),), (PAIRS,)
     )
     with pytest.raises(ValueError, match=message):
-        net.encode({"pairs": given})
+        net.encode(Conditions({"pairs": value}))
 
 
 def test_set_without_elements_is_refused():

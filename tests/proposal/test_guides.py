@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 import retrodict as rd
 import zoo
 from oracles import slow_if
-from retrodict.estimators import guide_inputs
+from retrodict.estimators import guide_inputs, linear_estimate
 from retrodict.estimators.conditional import MADE, GuideSpec, Latent
 from retrodict.estimators.encoders import Conditions, Embedding
 from retrodict.estimators.scalar_bijections import (
@@ -75,7 +75,7 @@ def test_linear_regression_is_expected_exactly():
     np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-2)
     np.testing.assert_allclose(root @ found.whitening, np.eye(2), atol=1e-4)
     # Each coordinate given those before it: Gaussian conditioning.
-    view = guide_inputs.condition_all(found, jnp.array([2.0, 5.0]))
+    view = linear_estimate.condition_all(found, jnp.array([2.0, 5.0]))
     covariance = np.linalg.inv(precision)
     given = mean[1] + covariance[1, 0] / covariance[0, 0] * (2.0 - mean[0])
     np.testing.assert_allclose(view.mean, [mean[0], given], rtol=2e-3)
@@ -174,7 +174,7 @@ def test_switches_come_in_the_order_of_what_they_move_and_show_innovations():
     np.testing.assert_allclose(
         found.innovation_variance[1, 0], 100 + 0.09 * (30**2 + 20**2), rtol=1e-5
     )
-    view = guide_inputs.condition_all(found, jnp.array([1.0, 1.0, 0.0]))
+    view = linear_estimate.condition_all(found, jnp.array([1.0, 1.0, 0.0]))
     np.testing.assert_allclose(view.residual[0, 2], 75 - 50 - 30 - 2, rtol=1e-4)
     # The last coordinate's log odds are exact, for nothing else is left unknown.
     ratio, prior = guide_inputs._log_odds(
@@ -250,18 +250,18 @@ def random_expected(rng, number, channels):
         rng.normal(size=(channels, number)),
         rng.uniform(0.5, 2, channels),
     )
-    return guide_inputs.LinearEstimate(*(jnp.asarray(a, float) for a in arrays))
+    return linear_estimate.LinearEstimate(*(jnp.asarray(a, float) for a in arrays))
 
 
 @pytest.mark.parametrize("channels", [0, 2])
 def test_looking_one_by_one_is_looking_at_all(channels):
     expected = random_expected(np.random.default_rng(0), 5, channels)
     row = jnp.array([0.3, -1.0, 2.0, 0.0, 1.0])
-    whole = guide_inputs.condition_all(expected, row)
+    whole = linear_estimate.condition_all(expected, row)
     whole = whole._replace(noise_variance=jnp.broadcast_to(whole.noise_variance, (channels, 5)))
-    left = guide_inputs.initial_state(expected)
+    left = linear_estimate.initial_state(expected)
     for place in range(5):
-        view = guide_inputs.condition(expected, expected.innovation_variance, left, place)
+        view = linear_estimate.condition(expected, expected.innovation_variance, left, place)
         jax.tree.map(
             lambda a, b, place=place: np.testing.assert_allclose(
                 a, b[..., place], rtol=2e-4, atol=1e-5
@@ -269,19 +269,21 @@ def test_looking_one_by_one_is_looking_at_all(channels):
             view,
             whole,
         )
-        left = guide_inputs.update(expected, left, view, place, row[place])
+        left = linear_estimate.update(expected, left, view, place, row[place])
 
 
 def test_bits_seen_by_and_by_are_those_seen_at_once():
     expected = random_expected(np.random.default_rng(0), 7, 2)
     row = jnp.array([0.0, 1, 1, 0, 1, 0, 1])
     whole = guide_inputs.condition_all_bits(expected, row, slice(1, 7), 3)
-    left = guide_inputs.update_bits(expected, guide_inputs.initial_state(expected), 0, row[:1])
+    left = linear_estimate.update_bits(
+        expected, linear_estimate.initial_state(expected), 0, row[:1]
+    )
     for number, place in enumerate((1, 4)):
         seen = guide_inputs.condition_bits(expected, expected.innovation_variance, left, place, 3)
         for one, every in zip(seen, whole, strict=True):
             np.testing.assert_allclose(one, every[:, number], rtol=2e-4, atol=1e-5)
-        left = guide_inputs.update_bits(expected, left, place, row[place : place + 3])
+        left = linear_estimate.update_bits(expected, left, place, row[place : place + 3])
 
 
 def test_what_bits_move_is_known_beforehand_where_it_is_always_the_same():

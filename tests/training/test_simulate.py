@@ -13,7 +13,7 @@ import pytest
 
 import zoo
 from retrodict.errors import UnsupportedModel
-from retrodict.estimators.guide_inputs import LinearEstimate
+from retrodict.estimators.linear_estimate import LinearEstimate
 from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, prior_sampler
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert

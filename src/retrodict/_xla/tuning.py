@@ -63,6 +63,27 @@ MAX_PACKED_SIZE = 256
 # Benchmark: `python -m benchmarks compiling`.
 MAX_UNROLLED_COLUMNS = 6
 
+# Triangular weight matrices are multiplied in column blocks of about this many units, so that some
+# of the zeros above the diagonal are not multiplied. Smaller blocks skip more of them, but the many
+# small products take longer than they save.
+# Benchmark: `python -m benchmarks training`.
+TRIANGULAR_BLOCK_SIZE = 100
+
+# The sampler of autoregressive networks unrolls up to this many steps; more are divided into about
+# this many loops, of at least this many steps each. More loops and unrolled steps draw faster,
+# because fewer products with units that are still zero are computed, and compile slower.
+# Benchmark: `python -m benchmarks drawing`.
+MAX_UNROLLED_SAMPLING_STEPS = 6
+NUM_SAMPLING_LOOPS = 4
+MIN_LOOP_LENGTH = 4
+
+# XLA inlines matrix products of up to this many multiplications and passes larger ones to Eigen,
+# which takes two to three times as long for a few dozen rows. Larger products are divided into one
+# of these numbers of parts if that makes them small enough; more parts are more code to compile.
+# Benchmark: `python -m benchmarks filtering`.
+MAX_INLINED_PRODUCT = 2**14
+PRODUCT_PARTS = (1, 2, 4)
+
 # A program that compiled faster than this is not cached on disk: reading it back takes as long.
 # Benchmark: the cold answers of `python -m benchmarks newdata`.
 MIN_CACHED_SECONDS = 0.2

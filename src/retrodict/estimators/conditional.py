@@ -1,8 +1,8 @@
-"""A factor's latents and parents in; a trainable q(x | context), and draws from it, out (sec. 3.3).
+"""The conditional density estimator of a factor's latents given its context.
 
-The joint conditional density estimator, put together: encoders turn the parents into a vector,
-the vector adds to every layer of an autoregressive network, and the network's coordinates are the
-latents' own, each with the density its support asks for.
+Encoders turn the inputs of the context into a vector, which adds to every layer of a masked
+autoregressive network (Paige & Wood 2016, sec. 3.3). The network draws the coordinates of the
+latents, each with a density that suits its support.
 """
 
 from collections.abc import Hashable, Mapping
@@ -21,7 +21,6 @@ from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs, made_sampler
 from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.encoders import (
-    MLP,
     Conditions,
     Context,
     Elements,
@@ -34,12 +33,19 @@ from retrodict.estimators.encoders import (
     build_encoder,
     encode_input,
     fit_encoder,
-    linear,
-    named,
+    values_in_order,
 )
 from retrodict.estimators.features import Scaling, Value
-from retrodict.estimators.made import Autoregressive, Encoding, initial, rows_of, runs, sharing
+from retrodict.estimators.layers import MLP, linear
+from retrodict.estimators.linear_estimate import LinearEstimate
+from retrodict.estimators.made import (
+    AutoregressiveNetwork,
+    Encoding,
+    initial_weights,
+    shared_totals,
+)
 from retrodict.estimators.scalar_bijections import Coordinate
+from retrodict.estimators.segments import make_segments
 from retrodict.types import Values
 
 __all__ = [
@@ -54,21 +60,21 @@ __all__ = [
 
 
 class GuideSpec(NamedTuple):
-    """That conditions hold a linear-Gaussian estimate of the latents, made by the model.
+    """The form of the linear estimate that the conditions hold (see `guide_inputs`).
 
     Attributes:
-        order: the coordinates as drawn, by their place in the order of the latents.
-        channels: observations whose innovations are shown.
+        order: the coordinates in sampling order, by their position among those of the latents.
+        channels: the number of observations whose innovations are inputs.
     """
 
     order: tuple[int, ...]
     channels: int
 
 
-# However many copies share it, the wide component is met now and then.
+# The smallest weight of a defensive component, however many copies share the total weight.
 MIN_DEFENSIVE_SHARE = 1e-5
-# A factor of no more coordinates counts as small.
-FEW_COORDINATES = 4
+# The largest number of coordinates of a factor that counts as small.
+MAX_SMALL_FACTOR = 4
 
 
 @dataclass(frozen=True)
@@ -76,17 +82,25 @@ class MADE:
     """Size of the density estimator.
 
     Attributes:
-        hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128,
-            or of 64 for a factor of few coordinates that is repeated, over a plate or in time; of
-            32 if the model itself says what it expects of them; none if what it says is exact. If
-            given, there are networks even then.
+        hidden: Units in each hidden layer of the autoregressive network. None: two layers of 128;
+            of 64 for a factor of few coordinates that is repeated over a plate or in time, or of 32
+            if the model also gives a linear estimate of its latents; no network if the conditional
+            is known in closed form. If given, every factor has a network of these layers.
         components: Components of each mixture.
-        context: Units in each layer of the network that prepares the context. None: one layer of
-            half as many.
+        context: Units in each layer of the network that the context passes through. None: one layer
+            of half as many units as a hidden layer has by default.
         embedding: Sizes of the encoders of sets and series.
-        wide: Chance that a draw uses a wide component anywhere; shared out over the coordinates of
-            all copies of a factor, so that it is also the share of particles that are spent on it.
+        wide: Probability that a draw uses a heavy-tailed defensive component for any coordinate of
+            any copy of a factor; hence also the share of particles that are spent on it.
         floor: The same for the uniform distribution mixed into discrete coordinates.
+
+    Raises:
+        ValueError: if a size is below one, or `wide` or `floor` is not between zero and one.
+
+    Example:
+        >>> import retrodict as rd
+        >>> rd.MADE(hidden=(64, 64), components=5).components
+        5
     """
 
     hidden: tuple[int, ...] | None = None
@@ -97,8 +111,8 @@ class MADE:
     floor: float = 0.001
 
     def __post_init__(self) -> None:
-        given = (*(self.hidden or ()), *(self.context or ()))
-        if self.components < 1 or min(given, default=1) < 1:
+        widths = (*(self.hidden or ()), *(self.context or ()))
+        if self.components < 1 or min(widths, default=1) < 1:
             raise ValueError(f"All sizes of {self!r} must be at least 1.")
         if not (0 < self.wide < 1 and 0 < self.floor < 1):
             raise ValueError(
@@ -113,24 +127,34 @@ class MADE:
         guide: GuideSpec | None = None,
         copies: int = 1,
     ) -> "ConditionalMADE":
-        """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
+        """Build an untrained estimator.
+
+        Args:
+            key: for the initial weights.
+            latents: to draw.
+            inputs: of the context.
+            guide: the form of the model's linear estimate, if there is one.
+            copies: how many times a draw from the proposal uses the estimator.
+        """
         number = sum(block.size for block in blocks(latents))
-        sizes = self.sized(number, copies, guide)
-        # NumPy draws the weights: nothing to compile for shapes that occur once
+        sizes = self.layer_sizes(number, copies, guide)
+        # NumPy draws the weights: JAX would compile programs for shapes that occur once.
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
 
-    def sized(self, coordinates: int, copies: int, guide: GuideSpec | None = None) -> "Sized":
-        """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
-        small = coordinates <= FEW_COORDINATES and copies > 1
+    def layer_sizes(
+        self, coordinates: int, copies: int, guide: GuideSpec | None = None
+    ) -> "LayerSizes":
+        """Sizes that suit a factor: a small one, evaluated for every copy, has little to learn."""
+        small = coordinates <= MAX_SMALL_FACTOR and copies > 1
         width = (64 if guide is None else 32) if small else 128
         hidden = (width, width) if self.hidden is None else self.hidden
         context = (width // 2,) if self.context is None else self.context
-        return Sized(hidden, context, self)
+        return LayerSizes(hidden, context, self)
 
 
-class Sized(NamedTuple):
-    """Sizes of one network's layers, and what is the same for all."""
+class LayerSizes(NamedTuple):
+    """Sizes of the layers of one estimator, and the options that all have in common."""
 
     hidden: tuple[int, ...]
     context: tuple[int, ...]
@@ -138,22 +162,34 @@ class Sized(NamedTuple):
 
 
 class ConditionalMADE(eqx.Module):
-    """q(x | context) over the latents of one factor. Methods take one draw: `jax.vmap` for more."""
+    """q(x | conditions) of the latents of one factor, see `estimator.Estimator`.
+
+    Attributes:
+        latents: of the factor.
+        inputs: of the context.
+        guide: the form of the model's linear estimate, if there is one.
+        scaling: of the latents' coordinates.
+        encoders: of the inputs.
+        trunk: layers between the encoded inputs and the network.
+        from_context: weights from the context to each hidden layer, and to the parameters.
+        biases: of each hidden layer, and of the parameters.
+        network: over the coordinates in sampling order.
+    """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
     guide: GuideSpec | None = eqx.field(static=True)
-    scaling: Scaling  # of the latents' coordinates
+    scaling: Scaling
     encoders: tuple[Encoder, ...]
     trunk: MLP
-    from_context: tuple[Float[Array, "context units"], ...]  # to each layer, the parameters last
+    from_context: tuple[Float[Array, "context units"], ...]
     biases: tuple[Float[Array, " units"], ...]
-    network: Autoregressive
+    network: AutoregressiveNetwork
 
     def __init__(
         self,
         rng: np.random.Generator,
-        sizes: Sized,
+        sizes: LayerSizes,
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         guide: GuideSpec | None = None,
@@ -162,126 +198,130 @@ class ConditionalMADE(eqx.Module):
         hidden, context, options = sizes
         self.latents, self.inputs, self.guide = latents, inputs, guide
         shares = (
-            max(chance / copies, MIN_DEFENSIVE_SHARE) for chance in (options.wide, options.floor)
+            max(share / copies, MIN_DEFENSIVE_SHARE) for share in (options.wide, options.floor)
         )
-        together = guide_inputs.BITS_PER_STEP if guide is not None and guide.channels else 1
-        plan = runs(latents, options.components, *shares, together)
-        guide_size = 0 if guide is None else guide_inputs.num_inputs(guide.channels)
-        self.network = Autoregressive(rng, plan, hidden, guide_size)
-        self.scaling = Scaling.unit(plan[-1].stop)
+        has_channels = guide is not None and guide.channels > 0
+        bits_per_step = guide_inputs.BITS_PER_STEP if has_channels else 1
+        segments = make_segments(latents, options.components, *shares, bits_per_step)
+        num_guide_inputs = 0 if guide is None else guide_inputs.num_inputs(guide.channels)
+        self.network = AutoregressiveNetwork(rng, segments, hidden, num_guide_inputs)
+        coordinates = segments[-1].stop
+        self.scaling = Scaling.unit(coordinates)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in self.inputs)
         size = sum(encoder.size for encoder in self.encoders)
         if guide is not None and not guide.channels:
-            size += guide_inputs.num_marginal_inputs(plan[-1].stop)
+            size += guide_inputs.num_marginal_inputs(coordinates)
         self.trunk = MLP(rng, size, context if size else ())
         if self.trunk.layers:
             size += context[-1]
-        unit = self.network.labels
-        outputs = (*unit.hidden, unit.params)
-        everywhere = np.full(size, -1)
-        *layers, params = (initial(rng, everywhere, to) for to in outputs)
+        degrees = self.network.degrees
+        lowest = np.full(size, -1)  # Every unit may see the context.
+        outputs = (*degrees.hidden, degrees.params)
+        *layers, params = (initial_weights(rng, lowest, degree) for degree in outputs)
         self.from_context = (*map(floats, layers), floats(0.1 * params))
-        start = np.concatenate([np.tile(run.head.bias(), run.steps) for run in plan])
-        self.biases = (*(floats(np.zeros(to.size)) for to in unit.hidden), floats(start))
+        initial = [np.tile(s.head.initial_bias(), s.num_steps) for s in segments]
+        hidden_biases = (floats(np.zeros(degree.size)) for degree in degrees.hidden)
+        self.biases = (*hidden_biases, floats(np.concatenate(initial)))
 
     def encode(self, conditions: Conditions, *, differentiable: bool = True) -> Encoding:
-        """What the conditions add to every unit of every layer: worth sharing between draws.
+        """Biases of all units that the conditions give.
 
-        A set or a series may also come already summarised, as `summary` or `suffixes` gives it.
-        An encoding that need not be differentiable is faster for a batch.
+        Args:
+            conditions: a set or series among the inputs may also be given as its summary, an array
+                from `summary` or `suffixes`.
+            differentiable: if false, a batch is faster.
         """
-        values = named("The network's context", self.inputs, conditions.inputs)
+        values = values_in_order("The network's context", self.inputs, conditions.inputs)
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
-        expected = None
+        estimate = None
         if self.guide is not None:
-            expected = cast(guide_inputs.LinearEstimate, conditions.from_model)
+            estimate = cast(LinearEstimate, conditions.from_model)
             if not self.guide.channels:
-                parts.append(guide_inputs.marginal_inputs(expected, self._constants()))
+                parts.append(guide_inputs.marginal_inputs(estimate, self._constants()))
         weights = (self.trunk, self.from_context, self.biases)
         fast = parts and not differentiable
-        encoded = (batch_last(_layers) if fast else _layers)(weights, parts)
-        return Encoding(encoded, expected)
+        biases = (batch_last(_context_biases) if fast else _context_biases)(weights, parts)
+        return Encoding(biases, estimate)
 
     def summary(
         self, name: Hashable, value: "Array | Context | Elements"
     ) -> Float[Array, " features"]:
-        """One input summarised, to stand for it in contexts that have it in common."""
+        """The features of one input, which may replace it in conditions that share it."""
         return encode_input(self._encoder(name), value)
 
     def suffixes(
         self, name: Hashable, value: "Context | Elements"
     ) -> Float[Array, "time features"]:
-        """Summaries of steps t, t+1, … of a series, for every t."""
+        """Features of the steps t, t + 1, … of a series, for every t.
+
+        Raises:
+            ValueError: if the input is not a series.
+        """
         encoder = self._encoder(name)
         if not isinstance(encoder, SeriesEncoder):
             raise ValueError(f"Input '{name}' is a {type(encoder.spec).__name__}, not a Series.")
         return encoder.suffixes(value)
 
     def log_prob(self, encoding: Encoding, x: Mapping[str, Array]) -> Float[Array, ""]:
-        """log q(x | conditions), the conditions already encoded."""
+        """log q(x | conditions)."""
         row, log_slope = self._row(x)
         return self.network.log_prob(encoding, row, self._constants(row)) - log_slope
 
     def noise(
         self, key: Key[Array, ""], copies: tuple[int, ...] = ()
     ) -> Float[Array, "*copies steps numbers"]:
-        """All the chance that draws need: `Head.chance` of numbers strictly between 0 and 1."""
-        plan = self.network.plan
-        numbers = max(run.head.uniforms for run in plan)
-        uniform = threefry.uniform(key, (plan[-1].at_steps.stop, numbers, *copies))
+        """The noise of all heads for every copy, from uniform numbers strictly between 0 and 1."""
+        segments = self.network.segments
+        numbers = max(s.head.num_uniforms for s in segments)
+        uniform = threefry.uniform(key, (segments[-1].steps.stop, numbers, *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
         parts = []
-        for run in plan:
-            own = jax.vmap(run.head.chance)(uniform[run.at_steps, : run.head.uniforms])
-            unused = jnp.zeros((run.steps, numbers - run.head.uniforms, *copies), own.dtype)
-            parts.append(jnp.concatenate([own, unused], 1))
-        # copies come first for who vectorises over them, but are kept last: see `rows`
+        for s in segments:
+            noise = jax.vmap(s.head.noise)(uniform[s.steps, : s.head.num_uniforms])
+            unused = jnp.zeros((s.num_steps, numbers - s.head.num_uniforms, *copies), noise.dtype)
+            parts.append(jnp.concatenate([noise, unused], 1))
+        # Callers vectorise over leading axes of copies; in memory they are last, see `batch_last`.
         return jnp.moveaxis(jnp.concatenate(parts), (0, 1), (-2, -1))
 
     def sample(
         self, encoding: Encoding, noise: Float[Array, "steps numbers"]
     ) -> tuple[Values, Float[Array, ""]]:
-        """The draw that some noise leads to, and its log q."""
-        row, log_q = made_sampler.draw(self.network, encoding, noise, self._constants())
-        x = unflatten(self.latents, row if self.guide is None else row[self._back])
+        """The draw with some noise, and its log q."""
+        row, log_q = made_sampler.sample(self.network, encoding, noise, self._constants())
+        if self.guide is not None:
+            row = row[np.argsort(self.guide.order)]
+        x = unflatten(self.latents, row)
         if all(block.elementwise for block in blocks(self.latents)):
             return x, log_q
-        # A vector's bijection rounds only after all its coordinates are drawn, so the density at
-        # what is returned takes a pass of its own.
+        # The bijection of a vector rounds after all coordinates are drawn, so that the density of
+        # the returned value has to be evaluated separately.
         return x, self.log_prob(encoding, x)
 
     def fit_scalings(self, conditions: Conditions, xs: Mapping[str, Array]) -> "ConditionalMADE":
-        """Centres and scales of inputs and latents, from a batch of synthetic draws."""
-        given = named("The network's context", self.inputs, conditions.inputs)
+        """Fit centres and scales of inputs and latents to a batch of synthetic draws."""
+        values = values_in_order("The network's context", self.inputs, conditions.inputs)
         encoders = tuple(
-            fit_encoder(e, value, None) for e, value in zip(self.encoders, given, strict=True)
+            fit_encoder(e, value, None) for e, value in zip(self.encoders, values, strict=True)
         )
+        scaling = Scaling.fit(_locations(self, dict(xs)))
         fitted: ConditionalMADE = eqx.tree_at(
-            lambda m: (m.encoders, m.scaling),
-            self,
-            (encoders, Scaling.fit(_locations(self, dict(xs)))),
+            lambda m: (m.encoders, m.scaling), self, (encoders, scaling)
         )
         return fitted
 
     def _constants(self, row: Array | None = None) -> Coordinate[Array]:
-        """Constants of all coordinates; given their values, with what is left of shared totals."""
+        """Constants of all coordinates; given a row, upper bounds are what remains of totals."""
         c = Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.latents)))
         if self.guide is not None:
             c = Coordinate(*(column[np.array(self.guide.order)] for column in c))
         centre, scale = jax.lax.stop_gradient((self.scaling.centre, self.scaling.scale))
         c = c._replace(centre=centre, scale=scale)
-        return c if row is None else c._replace(upper=c.upper - sharing(self.latents) @ row)
+        return c if row is None else c._replace(upper=c.upper - shared_totals(self.latents) @ row)
 
     def _row(self, x: Mapping[str, Array]) -> tuple[Array, Array]:
-        """The coordinates in the order drawn, and log |det| of the way to the draw."""
+        """The coordinates in sampling order, and log |det| of the map from them to the draw."""
         row, log_slope = flatten(self.latents, x)
         return (row if self.guide is None else row[np.array(self.guide.order)]), log_slope
-
-    @property
-    def _back(self) -> np.ndarray:
-        assert self.guide is not None
-        back: np.ndarray = np.argsort(self.guide.order)
-        return back
 
     def _encoder(self, name: Hashable) -> Encoder:
         for encoder in self.encoders:
@@ -290,37 +330,41 @@ class ConditionalMADE(eqx.Module):
         raise ValueError(f"No input '{name}' among {[spec.name for spec in self.inputs]}.")
 
 
-def _layers(
+def _context_biases(
     weights: tuple[MLP, tuple[Array, ...], tuple[Array, ...]],
     parts: list[Float[Array, "features *rows"]],
 ) -> tuple[Float[Array, "units *rows"], ...]:
-    """What features of the context add to the units of each layer, the parameters last."""
+    """Biases of the hidden units of each layer, and of the parameters, from encoded inputs."""
     trunk, from_context, biases = weights
-    c = concatenate_features(parts)
+    context = concatenate_features(parts)
     if trunk.layers:
-        c = concatenate_features([c, trunk(c)])
-    # one product, not one for each layer: contexts are short, and may be many
-    added = linear(jnp.concatenate(from_context, 1), jnp.concatenate(biases), c)
+        context = concatenate_features([context, trunk(context)])
+    # One product for all layers: contexts are short, and may be many.
+    joined = linear(jnp.concatenate(from_context, 1), jnp.concatenate(biases), context)
     ends = np.cumsum([bias.size for bias in biases])[:-1]
-    return tuple(jnp.split(added, ends))
+    return tuple(jnp.split(joined, ends))
 
 
 @eqx.filter_jit
 def _locations(net: ConditionalMADE, xs: Values) -> Float[Array, "draws coordinates"]:
-    """Where the coordinates of draws lie before they are centred and scaled."""
+    """The coordinates of draws on the scales on which they are standardised."""
     c = net._constants()
 
-    def one(x: Values) -> Array:
+    def locations(x: Values) -> Array:
         row, _ = net._row(x)
-        runs = net.network.plan
-        parts = [jax.vmap(run.head.location)(row[run.at], rows_of(c, run.at)) for run in runs]
+        parts = [
+            jax.vmap(s.head.location)(
+                row[s.coordinates], Coordinate(*(column[s.coordinates] for column in c))
+            )
+            for s in net.network.segments
+        ]
         return jnp.concatenate(parts)
 
-    return jax.vmap(one)(xs)
+    return jax.vmap(locations)(xs)
 
 
 def trainable(module: PyTree) -> PyTree:
-    """Filter for `equinox.partition`: true at the weights, false at scalings, which are fitted."""
+    """A filter for `equinox.partition`: true for weights, false for scalings, which are fitted."""
     return jax.tree.map(
         lambda leaf: not isinstance(leaf, Scaling) and eqx.is_inexact_array(leaf),
         module,

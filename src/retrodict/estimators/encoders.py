@@ -1,9 +1,9 @@
-"""A factor's parents in; one vector of context for its network out (sec. 3.3).
+"""Encoders of a factor's inputs: plain values, sets and series.
 
-An aligned parent is a plain input. A whole plate is a set (Zaheer et al. 2017, "Deep sets"): the
-same weights for any number of elements, the same answer in any order, and the count among what is
-known. A whole series is read from its end by a linear recurrence (Feng et al. 2024, "Were RNNs all
-we needed?"), so that at every step the summary of what is still to come is there as well.
+An aligned parent is a plain value. A whole plate is a set (Zaheer et al. 2017, "Deep sets"): its
+encoder has the same weights for any number of elements, does not depend on their order, and gives
+their number as a feature. A whole series is encoded from its end by a linear recurrence (Feng et
+al. 2024, "Were RNNs all we needed?"), so that every suffix has its encoding.
 """
 
 from collections.abc import Hashable, Mapping
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from retrodict._xla.jit import floats
-from retrodict.estimators.features import Scaling, Value, ValueEncoder, count_columns
+from retrodict.estimators.features import BatchMask, Scaling, Value, ValueEncoder, num_columns
 from retrodict.estimators.heads import compress
+from retrodict.estimators.layers import MLP, Linear
 
 
 @dataclass(frozen=True)
 class Set:
-    """A whole plate: elements in no order. A set inside a set is a plate inside a plate."""
+    """A whole plate, whose elements have no order; a nested plate is a set of sets."""
 
     name: Hashable
     elements: tuple["Value | Set | Series", ...]
@@ -32,7 +32,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Series:
-    """A whole time series: steps in order."""
+    """A whole time series, whose elements are its steps in order."""
 
     name: Hashable
     elements: tuple["Value | Set", ...]
@@ -43,7 +43,12 @@ Context = Mapping[Hashable, Union[Array, "Context", "Elements"]]
 
 
 class Elements(NamedTuple):
-    """The elements of a set or series: arrays with a leading axis of elements, and which exist."""
+    """The elements of a set or series.
+
+    Attributes:
+        values: arrays with a leading axis of elements.
+        mask: which elements exist; None if all do.
+    """
 
     values: Context
     mask: Bool[Array, " elements"] | None = None
@@ -53,9 +58,9 @@ class Conditions(NamedTuple):
     """What one copy of a factor is conditioned on.
 
     Attributes:
-        inputs: by name of the input, an array, or the elements of a set or series.
-        from_model: what the model itself says of the latents: a linear-Gaussian estimate, or the
-            parameters of a closed-form conditional; None if neither is known.
+        inputs: by name, the array of a value, or the elements of a set or series.
+        from_model: what the model gives: a linear estimate of the latents, or the parameters of
+            their closed-form conditional; None if neither is known.
     """
 
     inputs: Context
@@ -63,7 +68,7 @@ class Conditions(NamedTuple):
 
 
 Encoder = Union[ValueEncoder, "SetEncoder", "SeriesEncoder"]
-Plate = TypeVar("Plate", "SetEncoder", "SeriesEncoder")
+PlateEncoder = TypeVar("PlateEncoder", "SetEncoder", "SeriesEncoder")
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,9 @@ class Embedding:
 
     Attributes:
         element: Units in each layer of the network applied to every element.
-        summary: Units in each layer of the network applied to what was pooled.
+        summary: Units in each layer of the network applied to the pooled elements.
         recurrent: Units of each recurrence over a series.
-        recurrences: How many recurrences, each over the one before.
+        recurrences: The number of recurrences, each over the one before.
     """
 
     element: tuple[int, ...] = (64, 64)
@@ -83,54 +88,18 @@ class Embedding:
     recurrences: int = 2
 
 
-class Linear(eqx.Module):
-    """Wx + b, with a variance of W for an input that half the units pass on."""
-
-    weight: Float[Array, "size width"]
-    bias: Float[Array, " width"]
-
-    def __init__(self, rng: np.random.Generator, size: int, width: int) -> None:
-        scale = np.sqrt(2 / max(size, 1))
-        self.weight = floats(scale * rng.standard_normal((size, width)))
-        self.bias = floats(np.zeros(width))
-
-    def __call__(self, x: Float[Array, "size *rows"]) -> Float[Array, "width *rows"]:
-        """Apply the map."""
-        return linear(self.weight, self.bias, x)
-
-
-def linear(
-    weight: Float[Array, "size width"],
-    bias: Float[Array, " width"],
-    x: Float[Array, "size *rows"],
-) -> Float[Array, "width *rows"]:
-    """Wx + b, of one vector, or of as many as there are columns."""
-    if x.ndim == 1:
-        return x @ weight + bias
-    # in this order, not weight.T @ x, it is a product for which XLA has a quicker way
-    return (x.T @ weight).T + bias[:, None]
-
-
-class MLP(eqx.Module):
-    """Linear layers with a smooth nonlinearity after each."""
-
-    layers: tuple[Linear, ...]
-
-    def __init__(self, rng: np.random.Generator, size: int, widths: tuple[int, ...]) -> None:
-        self.layers = tuple(Linear(rng, a, b) for a, b in pairwise((size, *widths)))
-
-    def __call__(self, x: Float[Array, "size *rows"]) -> Float[Array, "width *rows"]:
-        """Apply the layers in turn."""
-        for layer in self.layers:
-            x = jax.nn.silu(layer(x))
-        return x
-
-
 class SetEncoder(eqx.Module):
-    """Mean and maximum of the elements' embeddings, with the logarithm of their number.
+    """Mean and maximum of the elements' embeddings, and the logarithm of their number.
 
-    A posterior given n exchangeable elements depends on them through means and narrows with n,
-    so these are what the network needs to go from any number to any other.
+    A posterior given n exchangeable elements depends on them through means and narrows with n:
+    with these features the network generalises to other numbers of elements.
+
+    Attributes:
+        spec: the input.
+        elements: encoders of the inputs of an element.
+        embed: applied to every encoded element.
+        summarise: applied to the pooled embeddings.
+        count: scaling of the logarithm of the number of elements.
     """
 
     spec: Set = eqx.field(static=True)
@@ -141,33 +110,41 @@ class SetEncoder(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How many features: the summary, the mean embedding itself and the count."""
+        """The number of features: summary, mean embedding and number of elements."""
         return _width(self.summarise) + _width(self.embed) + 1
 
     def __call__(self, context: "Context | Elements") -> Float[Array, " features"]:
-        """Summary of one set, in no order."""
-        features, there = _encode_elements(self, context)
+        """Features of one set."""
+        features, exists = _encode_elements(self, context)
         embedded = jax.vmap(self.embed)(features)
-        number = jnp.sum(there)
-        mean = jnp.sum(jnp.where(there[:, None], embedded, 0), 0) / jnp.maximum(number, 1)
-        most = jnp.max(jnp.where(there[:, None], embedded, -jnp.inf), 0, initial=-1e6)
-        most = jnp.where(number > 0, most, 0)
+        number = jnp.sum(exists)
+        mean = jnp.sum(jnp.where(exists[:, None], embedded, 0), 0) / jnp.maximum(number, 1)
+        largest = jnp.max(jnp.where(exists[:, None], embedded, -jnp.inf), 0, initial=-1e6)
+        largest = jnp.where(number > 0, largest, 0)
         count = compress(self.count(jnp.log(jnp.maximum(number, 1).astype(float))[None]))
-        pooled = jnp.concatenate([mean, most, count])
+        pooled = jnp.concatenate([mean, largest, count])
         return jnp.concatenate([self.summarise(pooled), mean, count])
 
-    def fit(self, context: "Context | Elements", there: Array | np.ndarray | None) -> "SetEncoder":
-        """Learn all scalings inside from contexts with any leading axes."""
-        return _fit_plate(self, context, there)
+    def fit(self, context: "Context | Elements", exists: BatchMask) -> "SetEncoder":
+        """Fit all scalings inside to contexts with any leading axes."""
+        return _fit_plate(self, context, exists)
 
 
 class SeriesEncoder(eqx.Module):
-    """A gated recurrence from the last step to the first, so every suffix has its summary.
+    """A gated recurrence from the last step to the first, which encodes every suffix.
 
-        h_t = (1 - g_t) ⊙ h_{t+1} + g_t ⊙ v_t,   g_t and v_t functions of step t alone
+        h_t = (1 − g_t) ⊙ h_{t+1} + g_t ⊙ v_t,   g_t and v_t functions of step t alone
 
-    is linear in h and runs as an associative scan. Running means over the suffix go beside it: a
-    gate forgets, but what a whole series says of a constant is an average.
+    is linear in h and computed by an associative scan. Means over the suffix are further features:
+    gates forget, but the information of a series on a constant is an average.
+
+    Attributes:
+        spec: the input.
+        elements: encoders of the inputs of a step.
+        embed: applied to every encoded step.
+        gates, values: the layers of g_t and v_t, for each recurrence.
+        summarise: applied to the states and means.
+        count: scaling of the logarithm of the number of steps.
     """
 
     spec: Series = eqx.field(static=True)
@@ -180,38 +157,38 @@ class SeriesEncoder(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How many features."""
+        """The number of features: summary and number of steps."""
         return _width(self.summarise) + 1
 
     def __call__(self, context: "Context | Elements") -> Float[Array, " features"]:
-        """Summary of the whole series."""
+        """Features of a whole series."""
         return self.suffixes(context)[0]
 
     def suffixes(self, context: "Context | Elements") -> Float[Array, "time features"]:
-        """Summary of steps t, t+1, … for every t."""
-        features, there = _encode_elements(self, context)
-        weight = there[:, None].astype(float)
+        """Features of the steps t, t + 1, … for every t."""
+        features, exists = _encode_elements(self, context)
+        weight = exists[:, None].astype(float)
         state = jax.vmap(self.embed)(features)
         number = jnp.cumsum(weight[::-1], 0)[::-1]
         parts = []
         for gate, value in zip(self.gates, self.values, strict=True):
             g = weight * jax.nn.sigmoid(jax.vmap(gate)(state))
             state = _recur_backwards(1 - g, g * jax.vmap(value)(state))
-            mean = jnp.cumsum((weight * jax.nn.silu(state))[::-1], 0)[::-1]
-            parts += [state, mean / jnp.maximum(number, 1)]
+            total = jnp.cumsum((weight * jax.nn.silu(state))[::-1], 0)[::-1]
+            parts += [state, total / jnp.maximum(number, 1)]
         log_number = jnp.log(jnp.maximum(number, 1))
         count = compress(jax.vmap(self.count)(log_number))
         pooled = jnp.concatenate([*parts, count], -1)
         return jnp.concatenate([jax.vmap(self.summarise)(pooled), count], -1)
 
-    def fit(
-        self, context: "Context | Elements", there: Array | np.ndarray | None
-    ) -> "SeriesEncoder":
-        """Learn all scalings inside from contexts with any leading axes."""
-        return _fit_plate(self, context, there)
+    def fit(self, context: "Context | Elements", exists: BatchMask) -> "SeriesEncoder":
+        """Fit all scalings inside to contexts with any leading axes."""
+        return _fit_plate(self, context, exists)
 
 
 def _recur_backwards(keep: Array, add: Array) -> Array:
+    """h_t = keep_t ⊙ h_{t+1} + add_t, from h = 0 after the last step."""
+
     def join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
         return later[0] * earlier[0], earlier[0] * later[1] + earlier[1]
 
@@ -222,8 +199,9 @@ def _recur_backwards(keep: Array, add: Array) -> Array:
 def _encode_elements(
     plate: "SetEncoder | SeriesEncoder", context: "Context | Elements"
 ) -> tuple[Float[Array, "elements features"], Bool[Array, " elements"]]:
-    name, (values, mask) = plate.spec.name, elements_of(plate.spec, context)
-    parts = parts_of(plate.spec, values)
+    """Features of every element, zero for those that do not exist, and which exist."""
+    name, (values, mask) = plate.spec.name, as_elements(plate.spec, context)
+    parts = element_values(plate.spec, values)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(parts)}
     if len(lengths) != 1:
         raise ValueError(
@@ -231,22 +209,22 @@ def _encode_elements(
             f"each element; found lengths {sorted(lengths)}."
         )
     (length,) = lengths
-    there = jnp.asarray(np.ones(length, bool) if mask is None else mask)
-    if there.shape != (length,):
+    exists = jnp.asarray(np.ones(length, bool) if mask is None else mask)
+    if exists.shape != (length,):
         raise ValueError(
             f"Input '{name}': its mask needs shape {(length,)}, an entry for each element; "
-            f"found {there.shape}."
+            f"found {exists.shape}."
         )
     encoded = [
         jax.vmap(lambda value, e=e: encode_input(e, value))(part)
         for e, part in zip(plate.elements, parts, strict=True)
     ]
-    # what is masked out may be anything, NaN included, and must leave no trace
-    return jnp.where(there[:, None], jnp.concatenate(encoded, -1), 0), there
+    # Elements that do not exist may hold any values, including NaN.
+    return jnp.where(exists[:, None], jnp.concatenate(encoded, -1), 0), exists
 
 
-def elements_of(spec: Set | Series, context: "Context | Elements") -> Elements:
-    """The elements of a set or series; a plain mapping is one in which all exist."""
+def as_elements(spec: Set | Series, context: "Context | Elements") -> Elements:
+    """The elements of a set or series; all elements of a plain mapping exist."""
     if isinstance(context, Elements):
         return context
     if not isinstance(context, Mapping):
@@ -257,15 +235,19 @@ def elements_of(spec: Set | Series, context: "Context | Elements") -> Elements:
     return Elements(context)
 
 
-def parts_of(spec: Set | Series, values: Context) -> list["Array | Context | Elements"]:
-    """The arrays of a set's or a series' elements, in order."""
-    return named(f"Input '{spec.name}'", spec.elements, values)
+def element_values(spec: Set | Series, values: Context) -> list["Array | Context | Elements"]:
+    """The values of the inputs of an element, in order."""
+    return values_in_order(f"Input '{spec.name}'", spec.elements, values)
 
 
-def named(
+def values_in_order(
     owner: str, specs: tuple[Input, ...], context: Context
 ) -> list["Array | Context | Elements"]:
-    """What the context holds for each input, in order."""
+    """The values of some inputs in a context, in order.
+
+    Raises:
+        ValueError: if an input has no value.
+    """
     if missing := [str(spec.name) for spec in specs if spec.name not in context]:
         raise ValueError(
             f"{owner} needs values for {[str(spec.name) for spec in specs]}: {missing} missing, "
@@ -277,7 +259,7 @@ def named(
 def encode_input(
     encoder: Encoder, value: "Array | Context | Elements"
 ) -> Float[Array, " features"]:
-    """Features of one input; a set or series given as an array counts as already encoded."""
+    """Features of one input; an array in place of a set or series is taken as its features."""
     if isinstance(encoder, ValueEncoder):
         return encoder(cast(Array, value))
     if isinstance(value, Mapping | Elements):
@@ -292,47 +274,53 @@ def encode_input(
 
 
 def _fit_plate(
-    plate: Plate, context: "Context | Elements", there: Array | np.ndarray | None
-) -> Plate:
-    values, mask = elements_of(plate.spec, context)
-    parts = parts_of(plate.spec, values)
-    shape = _leading(plate, values)
-    # NumPy: JAX would compile a program for every operation.
-    here = np.broadcast_to(np.asarray(True if mask is None else mask), shape)
-    if there is not None:
-        here = here & np.asarray(there)[..., None]
-    number = np.log(np.maximum(here.sum(-1), 1))
-    count = Scaling.fit(number.reshape(-1, 1), None if there is None else np.ravel(there))
-    elements = tuple(fit_encoder(e, p, here) for e, p in zip(plate.elements, parts, strict=True))
-    fitted: Plate = eqx.tree_at(lambda m: (m.elements, m.count), plate, (elements, count))
+    plate: PlateEncoder, context: "Context | Elements", exists: BatchMask
+) -> PlateEncoder:
+    values, mask = as_elements(plate.spec, context)
+    parts = element_values(plate.spec, values)
+    shape = _leading_shape(plate, values)
+    # NumPy, because JAX would compile a program for every operation.
+    element_exists = np.broadcast_to(np.asarray(True if mask is None else mask), shape)
+    if exists is not None:
+        element_exists = element_exists & np.asarray(exists)[..., None]
+    log_number = np.log(np.maximum(element_exists.sum(-1), 1))
+    count = Scaling.fit(log_number.reshape(-1, 1), None if exists is None else np.ravel(exists))
+    elements = tuple(
+        fit_encoder(e, part, element_exists) for e, part in zip(plate.elements, parts, strict=True)
+    )
+    fitted: PlateEncoder = eqx.tree_at(lambda m: (m.elements, m.count), plate, (elements, count))
     return fitted
 
 
 def fit_encoder(
-    encoder: Encoder, context: "Array | Context | Elements", there: Array | np.ndarray | None
+    encoder: Encoder, context: "Array | Context | Elements", exists: BatchMask
 ) -> Encoder:
-    """The encoder with its scalings learned from contexts with any leading axes.
+    """Fit the scalings of an encoder.
 
-    `there` says, for each entry of the leading axes, whether it is to be counted.
+    Args:
+        encoder: to fit.
+        context: values of its input, with any leading axes.
+        exists: which entries of the leading axes are used; None for all.
     """
     if isinstance(encoder, ValueEncoder):
-        return encoder.fit(cast(Array, context), there)
-    return encoder.fit(cast("Context | Elements", context), there)
+        return encoder.fit(cast(Array, context), exists)
+    return encoder.fit(cast("Context | Elements", context), exists)
 
 
-def _leading(plate: "SetEncoder | SeriesEncoder", values: Context) -> tuple[int, ...]:
-    """Axes before an element's own: of the batch, of the plates around, and of this one."""
-    first, part = plate.elements[0], parts_of(plate.spec, values)[0]
+def _leading_shape(plate: "SetEncoder | SeriesEncoder", values: Context) -> tuple[int, ...]:
+    """Sizes of the axes of the batch, of the plates around, and of the plate itself."""
+    first, part = plate.elements[0], element_values(plate.spec, values)[0]
     if isinstance(first, ValueEncoder):
         shape = jnp.shape(cast(Array, part))
         return shape[: len(shape) - len(first.spec.shape)]
-    return _leading(first, elements_of(first.spec, cast("Context | Elements", part)).values)[:-1]
+    elements = as_elements(first.spec, cast("Context | Elements", part))
+    return _leading_shape(first, elements.values)[:-1]
 
 
 def build_encoder(rng: np.random.Generator, spec: Input, sizes: Embedding) -> Encoder:
-    """An encoder with fresh weights."""
+    """Build an encoder with random weights."""
     if isinstance(spec, Value):
-        return ValueEncoder(spec, Scaling.unit(count_columns(spec)))
+        return ValueEncoder(spec, Scaling.unit(num_columns(spec)))
     if not spec.elements:
         raise ValueError(f"Input '{spec.name}' is a {type(spec).__name__} without elements.")
     elements = tuple(build_encoder(rng, element, sizes) for element in spec.elements)

@@ -1,19 +1,20 @@
-"""A parent's value in; numbers a network can take, of size about one, out (sec. 3.3).
+"""Encoders of plain values: features of size about one on the scale of the support.
 
-Each support has a scale on which its values are comparable: the logarithm of a positive or of a
-count, the logit of a proportion. There they are centred and scaled by what synthetic data show.
+Each support has a scale on which its values are comparable: the logarithm of a positive number or a
+count, the logit of a proportion. On this scale values are centred and scaled by the statistics of
+synthetic data.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 from numpyro.distributions import biject_to, constraints
 
 from retrodict._xla.jit import floats
@@ -21,14 +22,18 @@ from retrodict.estimators.coordinates import broadcast_bound
 from retrodict.estimators.heads import compress
 from retrodict.estimators.vector_bijections import Support, base_support, interior
 
-LARGEST_ONE_HOT = 32
+# Integers with more values are encoded as numbers.
+MAX_ONE_HOT = 32
 
-Column = Literal["scaled", "fine", "plain"]
+# How a column is standardised: and compressed, and expanded near the centre, or not at all.
+ColumnScaling = Literal["scaled", "fine", "plain"]
+# Which entries of the leading axes of a batch are used; None for all.
+BatchMask: TypeAlias = Array | np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Value:
-    """An aligned parent: a plain input."""
+    """An input that is a plain value, such as an aligned parent."""
 
     name: Hashable
     support: Support = field(hash=False)
@@ -36,9 +41,9 @@ class Value:
 
 
 class Scaling(eqx.Module):
-    """Centre and scale, learned from data by order statistics; kept with the weights, not trained.
+    """Centre and scale, fitted to data and not trained.
 
-    Order statistics, because priors in common use have no mean.
+    They are order statistics, because priors in common use have no mean.
     """
 
     centre: Float[Array, " features"]
@@ -51,22 +56,25 @@ class Scaling(eqx.Module):
 
     @staticmethod
     def unit(size: int) -> "Scaling":
-        """Leave values as they are."""
+        """The scaling that leaves values unchanged."""
         return Scaling(floats(np.zeros(size)), floats(np.ones(size)))
 
     @staticmethod
-    def fit(
-        rows: Float[Array, "rows features"], there: Bool[Array | np.ndarray, " rows"] | None = None
-    ) -> "Scaling":
-        """Median, and the width of the middle half as a normal's standard deviation."""
-        # twenty thousand rows give a quartile to one part in a hundred
+    def fit(rows: Float[Array, "rows features"], exists: BatchMask = None) -> "Scaling":
+        """Fit the median, and the interquartile range in standard deviations of a normal.
+
+        Args:
+            rows: of data; values that are not finite are ignored.
+            exists: which rows are used.
+        """
+        # With twenty thousand rows the error of a quartile is about one percent.
         stride = max(1, rows.shape[0] // 20_000)
         sample = np.asarray(rows)[::stride]
-        known = np.isfinite(sample)
-        if there is not None:
-            known &= np.asarray(there)[::stride, None]
-        columns = zip(sample.T, known.T, strict=True)
-        fitted = np.array([_centre_and_scale(column[here]) for column, here in columns], float)
+        usable = np.isfinite(sample)
+        if exists is not None:
+            usable &= np.asarray(exists)[::stride, None]
+        columns = zip(sample.T, usable.T, strict=True)
+        fitted = np.array([_centre_and_scale(column[mask]) for column, mask in columns], float)
         centre, scale = fitted.reshape(-1, 2).T
         return Scaling(floats(centre), floats(scale))
 
@@ -77,22 +85,22 @@ def _centre_and_scale(values: np.ndarray) -> tuple[float, float]:
     low, centre, high = np.quantile(values.astype(np.float64), [0.25, 0.5, 0.75])
     scale = (high - low) / 1.349
     if scale == 0:
-        # where more than half the draws are one value, the others still have a typical distance
+        # If more than half of the draws are equal, take the typical distance of the others.
         offsets = np.abs(values - centre)
         scale = np.median(offsets[offsets > 0]) if offsets.any() else 0.0
-    # a constant, up to rounding, is not worth a scale
+    # A constant, up to rounding, is not scaled.
     return float(centre), float(scale) if scale > 1e-6 * abs(centre) + 1e-30 else 1.0
 
 
 class ValueEncoder(eqx.Module):
-    """A value as features: on the scale of its support, centred, scaled, and bounded in effect."""
+    """Encodes a value: on the scale of its support, centred, scaled and compressed."""
 
     spec: Value = eqx.field(static=True)
     scaling: Scaling
 
     @property
     def size(self) -> int:
-        """How many features."""
+        """The number of features."""
         return int(self.scaling.centre.shape[0])
 
     def __call__(self, x: Array) -> Float[Array, " features"]:
@@ -105,20 +113,22 @@ class ValueEncoder(eqx.Module):
         raw, columns = value_columns(self.spec, x)
         u = jnp.clip(self.scaling(raw), -1e30, 1e30)
         fine, plain = (np.array([c == kind for c in columns]) for kind in ("fine", "plain"))
-        # a real's small distances from the centre may matter over orders of magnitude
-        bent = jnp.where(fine, jnp.arcsinh(30 * u) / 4, compress(u))
-        return jnp.where(plain, raw, bent)
+        # Small distances of a real from its centre may matter over orders of magnitude.
+        compressed = jnp.where(fine, jnp.arcsinh(30 * u) / 4, compress(u))
+        return jnp.where(plain, raw, compressed)
 
-    def fit(self, x: Array, there: Array | np.ndarray | None) -> "ValueEncoder":
-        """Learn the scaling from values with any leading axes."""
-        # by NumPy: JAX would compile a program for every shape
+    def fit(self, x: Array, exists: BatchMask) -> "ValueEncoder":
+        """Fit the scaling to values with any leading axes."""
+        # NumPy, because JAX would compile a program for every shape.
         rows = np.reshape(np.asarray(x), (-1, *self.spec.shape))
-        counted = None if there is None else np.ravel(np.asarray(there))
-        return ValueEncoder(self.spec, Scaling.fit(_many_columns(self.spec, rows), counted))
+        mask = None if exists is None else np.ravel(np.asarray(exists))
+        return ValueEncoder(self.spec, Scaling.fit(_all_columns(self.spec, rows), mask))
 
 
-def value_columns(spec: Value, x: Array) -> tuple[Float[Array, " features"], tuple[Column, ...]]:
-    """Features of a value before scaling, and what scaling each is to have."""
+def value_columns(
+    spec: Value, x: Array
+) -> tuple[Float[Array, " features"], tuple[ColumnScaling, ...]]:
+    """Features of a value before scaling, and how each is scaled."""
     base = base_support(spec.support)
     x = jnp.asarray(x)
     raw = x.reshape(-1).astype(float)
@@ -134,44 +144,44 @@ def value_columns(spec: Value, x: Array) -> tuple[Float[Array, " features"], tup
         low, high = bound("lower_bound"), bound("upper_bound")
         span = np.asarray(base.upper_bound) - np.asarray(base.lower_bound)
         categories = int(np.max(span, initial=0)) + 1
-        if categories <= LARGEST_ONE_HOT:
+        if categories <= MAX_ONE_HOT:
             hot = (raw - low)[:, None] == np.arange(categories)
             return hot.astype(float).reshape(-1), _columns("plain", raw.size * categories)
-        own_scale = jnp.log(raw - low + 1) - jnp.log(high - raw + 1)
+        scaled = jnp.log(raw - low + 1) - jnp.log(high - raw + 1)
     elif isinstance(base, constraints.integer_greater_than):
-        own_scale = jnp.log1p(jnp.maximum(raw - bound("lower_bound"), 0))
+        scaled = jnp.log1p(jnp.maximum(raw - bound("lower_bound"), 0))
     elif isinstance(base, constraints.multinomial):
-        own_scale = jnp.log1p(raw)
+        scaled = jnp.log1p(raw)
     elif isinstance(base, constraints.greater_than):
-        own_scale = _log(raw - bound("lower_bound"))
+        scaled = _log(raw - bound("lower_bound"))
     elif isinstance(base, constraints.less_than):
-        own_scale = -_log(bound("upper_bound") - raw)
+        scaled = -_log(bound("upper_bound") - raw)
     elif isinstance(base, constraints.interval):
-        own_scale = _log(raw - bound("lower_bound")) - _log(bound("upper_bound") - raw)
+        scaled = _log(raw - bound("lower_bound")) - _log(bound("upper_bound") - raw)
     elif base is constraints.simplex:
-        own_scale = _log(raw)
+        scaled = _log(raw)
     elif _has_bijection(base):
         z = biject_to(base)._inverse(interior(base, x.astype(float)))
-        own_scale = jnp.clip(jnp.nan_to_num(z.reshape(-1)), -1e30, 1e30)
+        scaled = jnp.clip(jnp.nan_to_num(z.reshape(-1)), -1e30, 1e30)
     else:
         return jnp.concatenate([raw, raw]), _columns("scaled", raw.size) + _columns(
             "fine", raw.size
         )
-    return jnp.concatenate([own_scale, raw]), _columns("scaled", own_scale.size + raw.size)
+    return jnp.concatenate([scaled, raw]), _columns("scaled", scaled.size + raw.size)
 
 
-def count_columns(spec: Value) -> int:
-    """How many features a value has."""
+def num_columns(spec: Value) -> int:
+    """The number of features of a value."""
     blank = jax.ShapeDtypeStruct(spec.shape, jnp.result_type(float))  # type: ignore[no-untyped-call]
     return int(jax.eval_shape(lambda x: value_columns(spec, x)[0], blank).size)
 
 
 @partial(jax.jit, static_argnums=0)
-def _many_columns(spec: Value, rows: Array) -> Array:
+def _all_columns(spec: Value, rows: Array) -> Array:
     return jax.vmap(lambda x: value_columns(spec, x)[0])(rows)
 
 
-def _columns(kind: Column, number: int) -> tuple[Column, ...]:
+def _columns(kind: ColumnScaling, number: int) -> tuple[ColumnScaling, ...]:
     return (kind,) * number
 
 

@@ -1,13 +1,13 @@
-"""An autoregressive network and encoded contexts in; draws and their densities, in one pass, out.
+"""Sampling of masked autoregressive networks in one pass.
 
-Once coordinate d-1 is known, only the units labelled d are left to compute before coordinate d can
-be drawn (sec. 3.3; see `autoregressive`). Few steps are written out; many are put into a few loops:
-between loops, what is known enters by large products, within one, by small ones. All arrays have
-rows last (see `rows`).
+Once step d − 1 is drawn, only the units of degree d remain to be computed before step d can be
+drawn (see `made`). A few steps are unrolled; many are divided into a few loops. Between loops, the
+units computed before contribute by large matrix products, within a loop by small ones. All arrays
+have the batch axis last (see `retrodict._xla.batch_last`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,320 +17,337 @@ from jaxtyping import Array, Float
 
 from retrodict._xla.batch_last import batch_last
 from retrodict._xla.scan import scan
-from retrodict.estimators import guide_inputs
-from retrodict.estimators.guide_inputs import Position
+from retrodict._xla.tuning import MAX_UNROLLED_SAMPLING_STEPS, MIN_LOOP_LENGTH, NUM_SAMPLING_LOOPS
 from retrodict.estimators.heads import Head
-from retrodict.estimators.made import Autoregressive, Encoding, Run
+from retrodict.estimators.linear_estimate import GuideState, Position, initial_state
+from retrodict.estimators.made import AutoregressiveNetwork, Encoding
 from retrodict.estimators.scalar_bijections import Coordinate
-
-# More loops draw faster and compile slower.
-LOOPS = 4
-# No more steps than this are written out.
-SHORT = 6
+from retrodict.estimators.segments import Segment
+from retrodict.estimators.step_guide import StepGuide, StepView
 
 
-def draw(
-    network: Autoregressive,
+def sample(
+    network: AutoregressiveNetwork,
     encoding: Encoding,
     noise: Float[Array, "steps numbers"],
     c: Coordinate[Array],
 ) -> tuple[Float[Array, " coordinates"], Float[Array, ""]]:
-    """A row of coordinates and its log q, each unit computed once.
+    """Draw a row of coordinates, computing every unit once.
 
     Args:
-        network: what to draw from.
-        encoding: the context.
-        noise: uniform numbers.
-        c: constants of the coordinates, the same for all rows.
+        network: to draw from.
+        encoding: of the conditions.
+        noise: of the heads.
+        c: constants of the coordinates.
+
+    Returns:
+        The row and its log density.
     """
-    return batch_last(_draw)((network, c), (encoding, noise))
+    return batch_last(_sample)((network, c), (encoding, noise))
 
 
-class _Known(NamedTuple):
-    """What is known when a step comes; in a loop, zero where it is not yet."""
+class _SamplerState(NamedTuple):
+    """What the steps drawn so far determine.
 
-    features: Float[Array, "features rows"]  # of the coordinates drawn
-    states: tuple[Float[Array, "units rows"], ...]  # of the hidden units that depend on these alone
-    taken: Float[Array, " rows"]  # of the total that coordinates of the same latent share
-    left: guide_inputs.GuideState | None  # to expect of the others
+    Attributes:
+        features: of the coordinates.
+        hidden: units by layer.
+        subtotal: sum of the coordinates before that share a total with the next one.
+        guide: state of the estimate, if there is one.
+    """
+
+    features: Float[Array, "features rows"]
+    hidden: tuple[Float[Array, "units rows"], ...]
+    subtotal: Float[Array, " rows"]
+    guide: GuideState | None
 
 
-class _Guide(NamedTuple):
-    expected: guide_inputs.LinearEstimate
-    tails: Float[Array, "coordinates channels rows"]
-
-
-class _Given(NamedTuple):
+class _SamplerInputs(NamedTuple):
     """What all steps are drawn from."""
 
-    network: Autoregressive
+    network: AutoregressiveNetwork
     encoding: Encoding
     noise: Float[Array, "steps numbers rows"]
     c: Coordinate[Array]
-    guide: _Guide | None
+    guide: StepGuide | None
 
 
-class _Seen(NamedTuple):
-    """What the model expects of a step: for the network to see, and the heads to begin with."""
+class _Step(NamedTuple):
+    """What one step is drawn from, besides the steps before it.
 
+    Attributes:
+        position: of its first coordinate.
+        c: constants of its coordinates.
+        biases: of its hidden units by layer, and of its parameters.
+        weights: to these from the units before; then those from features to parameters, if any.
+        noise: of its head.
+        guide_weights: to its hidden units and parameters from the inputs of the estimate.
+    """
+
+    position: Position
     c: Coordinate[Array]
-    inputs: Float[Array, "inputs rows"] | None = None
-    logits: Float[Array, "params rows"] | float = 0.0
-    view: guide_inputs.CoordinateView | None = None
+    biases: Sequence[Array]
+    weights: Sequence[Array]
+    noise: Array
+    guide_weights: Array | None
 
 
-def _draw(
-    shared: tuple[Autoregressive, Coordinate[Array]], given: tuple[Encoding, Array]
+def _sample(
+    shared: tuple[AutoregressiveNetwork, Coordinate[Array]], batch: tuple[Encoding, Array]
 ) -> tuple[Float[Array, "coordinates rows"], Float[Array, " rows"]]:
-    (network, c), (encoding, noise) = shared, given
-    rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
-    guide = left = None
-    if encoding.expected is not None:
-        guide = _Guide(encoding.expected, encoding.expected.innovation_variance)
-        left = jax.tree.map(
+    (network, c), (encoding, noise) = shared, batch
+    rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(batch))
+    guide = guide_state = None
+    if encoding.estimate is not None:
+        guide = StepGuide.of(encoding.estimate)
+        guide_state = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], rows)),
-            guide_inputs.initial_state(encoding.expected),
+            initial_state(encoding.estimate),
         )
-    known = _Known(
-        jnp.zeros((0, rows)),
-        tuple(jnp.zeros((0, rows)) for _ in network.widths),
-        jnp.zeros(rows),
-        left,
-    )
-    whole = _Given(
-        network,
-        encoding,
-        jnp.broadcast_to(noise, (*noise.shape[:-1], rows)),
-        Coordinate(*(column[:, None] for column in c)),
-        guide,
-    )
-    steps = network.plan[-1].at_steps.stop
-    length = 1 if steps <= SHORT else max(4, math.ceil(steps / LOOPS))
-    values, densities = [], []
-    for number, run in enumerate(network.plan):
-        for first in range(0, run.steps, length):
-            part = run.part(first, min(first + length, run.steps))
-            guided = _guided(network, number, part, first)
-            form = _written_out if part.steps == 1 else _loop
-            known, value, log_q = form(whole, part, known, guided)
+    empty = jnp.zeros((0, rows))
+    state = _SamplerState(empty, (empty,) * len(network.widths), jnp.zeros(rows), guide_state)
+    noise = jnp.broadcast_to(noise, (*noise.shape[:-1], rows))
+    c = Coordinate(*(column[:, None] for column in c))
+    inputs = _SamplerInputs(network, encoding, noise, c, guide)
+    steps = network.segments[-1].steps.stop
+    length = max(MIN_LOOP_LENGTH, math.ceil(steps / NUM_SAMPLING_LOOPS))
+    length = 1 if steps <= MAX_UNROLLED_SAMPLING_STEPS else length
+    values, log_densities = [], []
+    for number, segment in enumerate(network.segments):
+        for first in range(0, segment.num_steps, length):
+            part = segment.part(first, min(first + length, segment.num_steps))
+            guide_weights = _guide_weights(network, number, part, first)
+            sample_part = _sample_unrolled if part.num_steps == 1 else _sample_loop
+            state, value, log_q = sample_part(inputs, part, state, guide_weights)
             values.append(value)
-            densities.append(log_q)
-    return jnp.concatenate(values), sum(densities, jnp.zeros(rows))
+            log_densities.append(log_q)
+    return jnp.concatenate(values), sum(log_densities, jnp.zeros(rows))
 
 
-def _guided(network: Autoregressive, number: int, part: Run, first: int) -> Array | None:
-    """Weights by which a part's units and parameters, layer after layer, see its guide."""
-    if not network.guided:
+def _guide_weights(
+    network: AutoregressiveNetwork, number: int, part: Segment, first: int
+) -> Float[Array, "steps inputs units"] | None:
+    """Weights from the estimate's inputs to the units of some steps, all layers side by side."""
+    if not network.guide_layers:
         return None
-    layers = [weight[part.at_steps] for weight in network.guided[: len(network.widths)]]
-    to_params = network.guided[len(network.widths) + number][first : first + part.steps]
-    # one product, not one for each layer: they are small, and there are many
-    return jnp.concatenate([*layers, to_params], -1)
+    layers = [weight[part.steps] for weight in network.guide_layers[: len(network.widths)]]
+    to_params = network.guide_layers[len(network.widths) + number]
+    # One product for all layers: they are small, and there are many.
+    return jnp.concatenate([*layers, to_params[first : first + part.num_steps]], -1)
 
 
-def _look(
-    guide: _Guide | None,
-    left: guide_inputs.GuideState | None,
+def _sample_step(
+    inputs: _SamplerInputs,
     head: Head,
-    c: Coordinate[Array],
-    place: Position,
-) -> _Seen:
-    if guide is None or left is None:
-        return _Seen(c)
-    if head.span > 1:
-        bits = guide_inputs.condition_bits(guide.expected, guide.tails, left, place, head.span)
-        return _Seen(c, bits.inputs, bits.logits)
-    view = guide_inputs.condition(guide.expected, guide.tails, left, place)
-    c = guide_inputs.anchor(view.mean, view.scale, c)
-    return _Seen(c, guide_inputs.coordinate_inputs(view, c), view=view)
+    step: _Step,
+    state: _SamplerState,
+    store: Callable[[Array, Array], Array],
+) -> tuple[_SamplerState, Array, Array]:
+    """Draw one step.
 
+    Args:
+        inputs: of the sampler.
+        head: of the step.
+        step: what it is drawn from.
+        state: of the steps before.
+        store: adds the units of this step to those of the steps before.
 
-def _learn(
-    guide: _Guide | None,
-    left: guide_inputs.GuideState | None,
-    seen: _Seen,
-    place: Position,
-    value: Array,
-) -> guide_inputs.GuideState | None:
-    if guide is None or left is None:
-        return None
-    if seen.view is None:
-        return guide_inputs.update_bits(guide.expected, left, place, value)
-    return guide_inputs.update(guide.expected, left, seen.view, place, value)
-
-
-def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[Array]:
-    """What the context adds to the units and parameters of a step, and what the guide does."""
-    if weight is None or seen.inputs is None:
-        return [*added[:-1], added[-1] + seen.logits]
-    ends = np.cumsum([a.shape[0] for a in added])[:-1]
-    parts = jnp.split(weight.T @ seen.inputs, ends)
-    *layers, params = (a + part for a, part in zip(added, parts, strict=True))
-    return [*layers, params + seen.logits]
-
-
-def _taking(c: Coordinate[Array], taken: Array) -> tuple[Coordinate[Array], Array]:
-    """The constants of a step, given what was taken of its total, and that amount."""
-    taken = jnp.where(c.continues_total, taken, 0)
-    return c._replace(upper=c.upper - taken), taken
-
-
-def _written_out(
-    given: _Given, run: Run, known: _Known, guided: Array | None
-) -> tuple[_Known, Array, Array]:
-    """Draw the coordinates of a single step."""
-    network, encoding, noise, c, guide = given
-    head, step = run.head, run.first_step
-    own_c, taken = Coordinate(*(run.by_step(column)[0] for column in c)), known.taken
+    Returns:
+        The state after the step, the value and its log density.
+    """
+    network, rows = inputs.network, inputs.noise.shape[-1]
+    c, subtotal = step.c, state.subtotal
     if head.span == 1:
-        own_c, taken = _taking(own_c, taken)
-    at = [slice(step * width, (step + 1) * width) for width in network.widths]
-    at.append(slice(run.first_param, run.first_param + head.size))
-    seen = _look(guide, known.left, head, own_c, run.start)
-    added = [layer[cut] for layer, cut in zip(encoding.layers, at, strict=True)]
-    added = _with_guide(added, seen, None if guided is None else guided[0])
-    state, states, own = known.features, [], jnp.zeros(())
+        subtotal = jnp.where(c.continues_total, subtotal, 0)
+        c = c._replace(upper=c.upper - subtotal)
+    view, guide, guide_state = StepView(c), inputs.guide, state.guide
+    if guide is not None and guide_state is not None:
+        view = guide.view(guide_state, head, c, step.position)
+    biases = _add_guide(step.biases, view, step.guide_weights)
+    previous, units, hidden = state.features, jnp.zeros(()), []
     for layer in range(len(network.widths)):
-        new = jax.nn.silu(added[layer] + _product(network.layers[layer], state, at[layer]))
-        new = jnp.broadcast_to(new, (new.shape[0], noise.shape[-1]))
-        own = own + new if network._residual(layer) else new
-        state = jnp.concatenate([known.states[layer], own])
-        states.append(state)
-    params = added[-1] + _product(network.layers[-1], state, at[-1])
-    if network.direct is not None:
-        params = params + _product(network.direct, known.features, at[-1])
-    value, log_q = _drawn(head, params, noise[step], seen.c)
-    left = _learn(guide, known.left, seen, run.start, value)
-    after = _Known(
-        jnp.concatenate([known.features, head.feature(value, seen.c)]),
-        tuple(states),
-        taken + value if head.span == 1 else taken,
-        left,
+        new = jax.nn.silu(biases[layer] + _product(step.weights[layer], previous))
+        new = jnp.broadcast_to(new, (new.shape[0], rows))
+        units = units + new if network.is_residual(layer) else new
+        previous = store(state.hidden[layer], units)
+        hidden.append(previous)
+    params = biases[-1] + _product(step.weights[len(network.widths)], previous)
+    if network.skip is not None:
+        params = params + _product(step.weights[-1], state.features)
+    value = head.sample(params, step.noise, view.c)
+    log_q = head.log_prob(params, value, view.c)
+    if guide is not None and guide_state is not None:
+        guide_state = guide.update(guide_state, view, step.position, value)
+    new_state = _SamplerState(
+        store(state.features, head.features(value, view.c)),
+        tuple(hidden),
+        subtotal + value if head.span == 1 else subtotal,
+        guide_state,
     )
-    return after, value.reshape(head.span, -1), log_q
+    return new_state, value, log_q
 
 
-def _drawn(head: Head, params: Array, noise: Array, c: Coordinate[Array]) -> tuple[Array, Array]:
-    """A value and its log q."""
-    value = head.draw(params, noise, c)
-    return value, head.log_prob(params, value, c)
+def _add_guide(biases: Sequence[Array], view: StepView, weight: Array | None) -> list[Array]:
+    """Biases of a step's units and parameters, with those that the estimate gives."""
+    if weight is None or view.inputs is None:
+        return [*biases[:-1], biases[-1] + view.logits]
+    ends = np.cumsum([bias.shape[0] for bias in biases])[:-1]
+    parts = jnp.split(weight.T @ view.inputs, ends)
+    *hidden, params = (bias + part for bias, part in zip(biases, parts, strict=True))
+    return [*hidden, params + view.logits]
 
 
-def _product(weight: Array, state: Float[Array, "units rows"], to: slice) -> Array | float:
-    """What the units known add to some others."""
-    return weight[: state.shape[0], to].T @ state if state.shape[0] else 0.0
+def _product(weight: Array, units: Float[Array, "units rows"]) -> Array | float:
+    """What units add to others; weights from units that are not computed yet are left out."""
+    number = units.shape[0]
+    return weight[:number].T @ units if number else 0.0
 
 
-class _StepInput(NamedTuple):
-    place: Array
+class _Units(NamedTuple):
+    """The units of some consecutive steps, `width` of each."""
+
+    first: int
+    width: int
+    num_steps: int
+
+    @property
+    def range(self) -> slice:
+        return slice(self.first, self.first + self.width * self.num_steps)
+
+
+def _hidden_units(network: AutoregressiveNetwork, segment: Segment) -> list[_Units]:
+    steps = segment.num_steps
+    return [_Units(segment.first_step * width, width, steps) for width in network.widths]
+
+
+def _sample_unrolled(
+    inputs: _SamplerInputs, segment: Segment, state: _SamplerState, guide_weights: Array | None
+) -> tuple[_SamplerState, Array, Array]:
+    """Draw the coordinates of a single step."""
+    network, head = inputs.network, segment.head
+    params = _Units(segment.first_param, head.num_params, 1)
+    outputs = [units.range for units in (*_hidden_units(network, segment), params)]
+    weights = [layer[:, to] for layer, to in zip(network.layers, outputs, strict=True)]
+    if network.skip is not None:
+        weights.append(network.skip[:, params.range])
+    step = _Step(
+        segment.start,
+        Coordinate(*(column[0] for column in segment.constants(inputs.c))),
+        [bias[to] for bias, to in zip(inputs.encoding.biases, outputs, strict=True)],
+        weights,
+        inputs.noise[segment.first_step],
+        None if guide_weights is None else guide_weights[0],
+    )
+
+    def append(before: Array, new: Array) -> Array:
+        return jnp.concatenate([before, new])
+
+    state, value, log_q = _sample_step(inputs, head, step, state, append)
+    return state, value.reshape(head.span, -1), log_q
+
+
+class _LoopSteps(NamedTuple):
+    """The steps of a loop, along the first axis of all arrays; see `_Step`."""
+
+    number: Array
     weights: list[Array]
     biases: list[Array]
     constants: Array
     noise: Array
-    guided: Array | None
+    guide_weights: Array | None
 
 
-def _loop(
-    given: _Given, run: Run, known: _Known, guided: Array | None
-) -> tuple[_Known, Array, Array]:
-    """Draw the coordinates of many steps, given what is known of those before."""
-    network, encoding, noise, c, guide = given
-    number, head, rows = run.steps, run.head, noise.shape[-1]
-    units = [_Units(run.first_step * width, width, number) for width in network.widths]
-    drawn = _Units(run.first_feature, head.features, number)
-    params = _Units(run.first_param, head.size, number)
-    inputs, outputs = (drawn, *units), (*units, params)
+def _sample_loop(
+    inputs: _SamplerInputs, segment: Segment, state: _SamplerState, guide_weights: Array | None
+) -> tuple[_SamplerState, Array, Array]:
+    """Draw the coordinates of many steps by a loop."""
+    network, head, rows = inputs.network, segment.head, inputs.noise.shape[-1]
+    weights, biases = _loop_weights(inputs, segment, state)
+    constants, unpack = _pack_constants(segment.constants(inputs.c), inputs.noise.dtype)
 
-    # What is known adds to all units of this loop at once, in one product for each layer.
-    before = (known.features, *known.states)
-    biases = [
-        bias[to.all] + _product(weight, state, to.all)
-        for bias, state, weight, to in zip(
-            encoding.layers, before, network.layers, outputs, strict=True
+    def sample_step(
+        within: _SamplerState, xs: _LoopSteps
+    ) -> tuple[_SamplerState, tuple[Array, Array]]:
+        def store(units: Array, new: Array) -> Array:
+            start = xs.number * new.shape[0]
+            stored: Array = jax.lax.dynamic_update_slice(units, new, (start, 0))
+            return stored
+
+        step = _Step(
+            segment.start + xs.number * head.span,
+            unpack(xs.constants),
+            xs.biases,
+            xs.weights,
+            xs.noise,
+            xs.guide_weights,
         )
-    ]
-    weights = list(map(_within, network.layers, inputs, outputs))
-    if network.direct is not None:
-        biases[-1] = biases[-1] + _product(network.direct, known.features, params.all)
-        weights.append(_within(network.direct, drawn, params))
+        within, value, log_q = _sample_step(inputs, head, step, within, store)
+        return within, (value, log_q)
 
-    constants, unpacked = _packed(Coordinate(*map(run.by_step, c)), noise.dtype)
-
-    def step(known: _Known, xs: _StepInput) -> tuple[_Known, tuple[Array, Array]]:
-        state, own, states = known.features, jnp.zeros(()), []
-        own_c, taken = unpacked(xs.constants), known.taken
-        if head.span == 1:
-            own_c, taken = _taking(own_c, taken)
-        place = run.start + xs.place * head.span
-        seen = _look(guide, known.left, head, own_c, place)
-        added = _with_guide(xs.biases, seen, xs.guided)
-        for layer, width in enumerate(network.widths):
-            new = jax.nn.silu(added[layer] + xs.weights[layer].T @ state)
-            own = own + new if network._residual(layer) else new
-            state = jax.lax.dynamic_update_slice(known.states[layer], own, (xs.place * width, 0))
-            states.append(state)
-        params = added[-1] + xs.weights[len(network.widths)].T @ state
-        if network.direct is not None:
-            params = params + xs.weights[-1].T @ known.features
-        value, log_q = _drawn(head, params, xs.noise, seen.c)
-        features = jax.lax.dynamic_update_slice(
-            known.features, head.feature(value, seen.c), (xs.place * head.features, 0)
-        )
-        left = _learn(guide, known.left, seen, place, value)
-        taken = taken + value if head.span == 1 else taken
-        return _Known(features, tuple(states), taken, left), (value, log_q)
-
-    fresh = _Known(
-        jnp.zeros((number * head.features, rows)),
-        tuple(jnp.zeros((number * width, rows)) for width in network.widths),
-        known.taken,
-        known.left,
+    # Units of the loop are zero until they are computed, and then contribute nothing.
+    initial = _SamplerState(
+        jnp.zeros((segment.num_steps * head.num_features, rows)),
+        tuple(jnp.zeros((segment.num_steps * width, rows)) for width in network.widths),
+        state.subtotal,
+        state.guide,
     )
-    each = _StepInput(
-        jnp.arange(number),
+    steps = _LoopSteps(
+        jnp.arange(segment.num_steps),
         weights,
-        [
-            bias.reshape(number, to.width, bias.shape[-1])
-            for bias, to in zip(biases, outputs, strict=True)
-        ],
+        biases,
         constants,
-        noise[run.at_steps],
-        guided,
+        inputs.noise[segment.steps],
+        guide_weights,
     )
-    new, (values, log_q) = scan(step, fresh, each)
-    joined = _Known(
-        jnp.concatenate([known.features, new.features]),
-        tuple(jnp.concatenate(pair) for pair in zip(known.states, new.states, strict=True)),
-        new.taken,
-        new.left,
+    final, (values, log_q) = scan(sample_step, initial, steps)
+    joined = _SamplerState(
+        jnp.concatenate([state.features, final.features]),
+        tuple(jnp.concatenate(pair) for pair in zip(state.hidden, final.hidden, strict=True)),
+        final.subtotal,
+        final.guide,
     )
     return joined, values.reshape(-1, rows), log_q.sum(0)
 
 
-def _packed(
+def _loop_weights(
+    inputs: _SamplerInputs, segment: Segment, state: _SamplerState
+) -> tuple[list[Array], list[Array]]:
+    """Weights within a loop, and biases that include the units before it, by step."""
+    network, head, number = inputs.network, segment.head, segment.num_steps
+    hidden = _hidden_units(network, segment)
+    features = _Units(segment.first_feature, head.num_features, number)
+    params = _Units(segment.first_param, head.num_params, number)
+    sources, outputs = (features, *hidden), (*hidden, params)
+    before = (state.features, *state.hidden)
+    biases = [
+        bias[to.range] + _product(layer[:, to.range], units)
+        for bias, layer, units, to in zip(
+            inputs.encoding.biases, network.layers, before, outputs, strict=True
+        )
+    ]
+    weights = list(map(_within_loop, network.layers, sources, outputs))
+    if network.skip is not None:
+        biases[-1] = biases[-1] + _product(network.skip[:, params.range], state.features)
+        weights.append(_within_loop(network.skip, features, params))
+    by_step = [
+        bias.reshape(number, to.width, bias.shape[-1])
+        for bias, to in zip(biases, outputs, strict=True)
+    ]
+    return weights, by_step
+
+
+def _within_loop(weight: Array, sources: _Units, outputs: _Units) -> Array:
+    """Weights between the units of one loop, by the step they lead to."""
+    square = weight[sources.range, outputs.range]
+    return square.reshape(-1, outputs.num_steps, outputs.width).swapaxes(0, 1)
+
+
+def _pack_constants(
     c: Coordinate[Array], dtype: np.dtype
 ) -> tuple[Array, Callable[[Array], Coordinate[Array]]]:
-    """Constants of all steps as one array, for a loop to hand on, and how to read a step's."""
+    """The constants of all steps as one array, and a function that unpacks those of a step."""
 
-    def unpacked(row: Array) -> Coordinate[Array]:
-        return Coordinate(*(v.astype(old.dtype) for v, old in zip(row, c, strict=True)))
+    def unpack(packed: Array) -> Coordinate[Array]:
+        return Coordinate(*(v.astype(column.dtype) for v, column in zip(packed, c, strict=True)))
 
-    return jnp.stack([column.astype(dtype) for column in c], 1), unpacked
-
-
-class _Units(NamedTuple):
-    """Units of consecutive labels, `width` for each."""
-
-    first: int
-    width: int
-    number: int
-
-    @property
-    def all(self) -> slice:
-        return slice(self.first, self.first + self.width * self.number)
-
-
-def _within(weight: Array, inputs: _Units, outputs: _Units) -> Array:
-    """Weights between the units of one loop, by the label they lead to."""
-    square = weight[inputs.all, outputs.all]
-    return square.reshape(-1, outputs.number, outputs.width).swapaxes(0, 1)
+    return jnp.stack([column.astype(dtype) for column in c], 1), unpack

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from retrodict.estimators.analytic.bit_sums import BLOCK_BITS, BitSums
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, fit_grid
+from retrodict.estimators.bit_patterns import block_sizes
 from retrodict.estimators.coordinates import blocks
-from retrodict.estimators.heads import block_sizes
 from retrodict.graph.prior_draws import PriorSampler
 from retrodict.proposal.factor_model import FactorModel
 from retrodict.proposal.guide_search import median_gain, sampling_order

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from retrodict._xla.jit import run_once
 from retrodict.estimators.coordinates import Latent, blocks, coordinate_table
-from retrodict.estimators.guide_inputs import LinearEstimate
+from retrodict.estimators.linear_estimate import LinearEstimate
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import JointDraws, PriorSampler
 from retrodict.proposal.factor_model import FactorModel, known_children, parent_known

@@ -22,7 +22,8 @@ from retrodict.estimators.conditional import MADE, GuideSpec
 from retrodict.estimators.coordinates import blocks, coordinate_table
 from retrodict.estimators.encoders import Input
 from retrodict.estimators.estimator import Estimator
-from retrodict.estimators.guide_inputs import MAX_CHANNELS, LinearEstimate
+from retrodict.estimators.guide_inputs import MAX_CHANNELS
+from retrodict.estimators.linear_estimate import LinearEstimate
 from retrodict.graph.moments import NO_INFORMATION, Moments
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.factor_model import Evaluate, FactorModel

@@ -23,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from retrodict._xla.tuning import MAX_INLINED_PRODUCT, PRODUCT_PARTS
 from retrodict.estimators.analytic.family import Randomness, Target
 from retrodict.estimators.analytic.finite import Choice, log_prob_of_choices
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, Phasor
-from retrodict.estimators.heads import along_first, block_sizes, patterns
+from retrodict.estimators.bit_patterns import block_sizes, patterns
+from retrodict.estimators.heads import along_first
 from retrodict.estimators.scalar_bijections import Coordinate
 
 # Bits drawn at once, at most.
@@ -37,10 +39,6 @@ ROUNDING_FLOOR = 1e-6
 # patterns that the series does not resolve would be proposed with almost no probability and get
 # correspondingly large weights.
 TRUNCATION_FLOOR = 1e-4
-# XLA inlines matrix products of fewer multiplications than this and passes larger ones to Eigen,
-# which takes two to three times as long for a few dozen rows. Products are split accordingly, into
-# one of these numbers of parts.
-INLINED_PRODUCT, PARTS = 2**14, (1, 2, 4)
 
 
 class BitSumParameters(NamedTuple):
@@ -250,8 +248,8 @@ def _split_product(
     """A matrix product for each block, in parts small enough for XLA to inline."""
     blocks, number, patterns = waves.shape
     multiplications = number * patterns * math.prod(weights.shape[2:])
-    small = (n for n in PARTS if number % n == 0 and multiplications <= n * INLINED_PRODUCT)
-    parts = next(small, 1)
+    even = (parts for parts in PRODUCT_PARTS if number % parts == 0)
+    parts = next((n for n in even if multiplications <= n * MAX_INLINED_PRODUCT), 1)
     result = jnp.einsum(
         "bcwp,bcp...->bcw...",
         waves.reshape(blocks, parts, number // parts, patterns),
