@@ -182,7 +182,9 @@ def test_fix_slices_the_tensor(data):
     ]
     fixed = relation.fix(*places)
     rest = [tuple(n for a, n in enumerate(s) if a not in p) for s, p in zip((left, right), places)]
-    index = tuple(p.get(a, slice(None)) for s, p in zip((left, right), places) for a in range(len(s)))
+    index = tuple(
+        p.get(a, slice(None)) for s, p in zip((left, right), places) for a in range(len(s))
+    )
     np.testing.assert_array_equal(tensor(fixed, *rest), truth[index])
     assert (fixed.left, fixed.right) == tuple(dict(enumerate(shape)) for shape in rest)
 
@@ -263,9 +265,7 @@ def test_windows_say_the_same_of_any_size(size):
     assert lag.compose(lag) == Relation.of([Window(0, 0, -2, -2)], (4,), (4,))
     before = Relation.of([Window(0, 0, -INF, -1)], (size,), (size,))
     assert before.compose(before) == Relation.of([Window(0, 0, -INF, -2)], (4,), (4,))
-    assert lag.transpose().compose(lag).terms == {
-        (Window(0, None, 2 - size, INF), Window(0, 0))
-    }
+    assert lag.transpose().compose(lag).terms == {(Window(0, None, 2 - size, INF), Window(0, 0))}
 
 
 def test_a_table_that_is_a_window_becomes_one():

@@ -164,13 +164,27 @@ def limited(table: Table, limit: Atom) -> Table:
 
 
 def hull(x: Atom, y: Atom) -> Atom | None:
-    """The smallest constraint of the same kind that two on the same axes imply."""
+    """The smallest window, or table where both are tables, that two constraints imply."""
     if isinstance(x, Table) and isinstance(y, Table):
-        rows, columns = (np.concatenate(parts) for parts in zip(x.places, y.places, strict=True))
-        return simplified(Table.of(x.left, x.right, x.shape, (rows, columns)), x.shape)
-    (lo, hi), (other_lo, other_hi) = x.bounds, y.bounds
-    lo, hi = min(lo, other_lo), max(hi, other_hi)
+        return union(x, y, x.shape)
+    lo, hi = min(x.bounds[0], y.bounds[0]), max(x.bounds[1], y.bounds[1])
     return None if (lo, hi) == (-INF, INF) else Window(x.left, x.right, lo, hi)
+
+
+def union(x: Atom, y: Atom, shape: tuple[int, int]) -> Atom | None:
+    """Either of two constraints between axes of these sizes, or their hull where it has no form."""
+    if isinstance(x, Window) and isinstance(y, Window) and touch(x, y):
+        return hull(x, y)
+    first, second = as_table(x, shape), as_table(y, shape)
+    if first is None or second is None:
+        return hull(x, y)
+    rows, columns = map(np.concatenate, zip(first.places, second.places, strict=True))
+    return simplified(Table.of(x.left, x.right, shape, (rows, columns)), shape)
+
+
+def touch(x: Window, y: Window) -> bool:
+    """Whether no offset lies between two windows."""
+    return max(x.lo, y.lo) <= min(x.hi, y.hi) + 1
 
 
 def implies(x: Atom, y: Atom) -> bool:
@@ -194,15 +208,23 @@ def simplified(atom: Atom, shape: tuple[int, int]) -> Atom | None:
     """A constraint between axes of these sizes in canonical form; None where it excludes nothing.
 
     A window of one position stays one even along an axis of size one: it says that the axes are
-    aligned. Bounds that lie outside of the arrays become infinite.
+    aligned.
     """
     if isinstance(atom, Table):
         return _simplified_table(atom)
-    lo, hi = atom.bounds
-    if lo == hi and None not in (atom.left, atom.right):
+    if None not in (atom.left, atom.right) and atom.lo == atom.hi:
         return atom
-    lo, hi = -INF if lo <= 1 - shape[0] else lo, INF if hi >= shape[1] - 1 else hi
-    return None if (lo, hi) == (-INF, INF) else Window(atom.left, atom.right, lo, hi)
+    wide = unbounded(atom, shape)
+    if wide.bounds == (-INF, INF):
+        return None
+    return wide if None in (atom.left, atom.right) else atom
+
+
+def unbounded(window: Window, shape: tuple[int, int]) -> Window:
+    """The window with bounds that exclude nothing, between axes of these sizes, made infinite."""
+    lo = -INF if window.lo <= 1 - shape[0] else window.lo
+    hi = INF if window.hi >= shape[1] - 1 else window.hi
+    return Window(window.left, window.right, lo, hi)
 
 
 def _simplified_table(table: Table) -> Atom | None:

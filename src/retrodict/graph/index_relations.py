@@ -11,9 +11,9 @@ many costs work, one with an edge too few costs correctness.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 from retrodict.graph.index_atoms import (
@@ -33,6 +33,9 @@ from retrodict.graph.index_atoms import (
     product,
     renamed,
     simplified,
+    touch,
+    unbounded,
+    union,
 )
 
 Index: TypeAlias = tuple[int, ...]
@@ -54,9 +57,12 @@ class Relation:
     right: Sizes = field(compare=False, repr=False, default_factory=dict)
 
     @staticmethod
-    def of(atoms: Iterable[Atom], left: Sequence[int], right: Sequence[int]) -> "Relation":
-        """The pairs of elements of arrays of these shapes that satisfy all atoms."""
-        return _single(atoms, dict(enumerate(left)), dict(enumerate(right)))
+    def of(
+        atoms: Iterable[Atom], left: Sequence[int] | Sizes, right: Sequence[int] | Sizes
+    ) -> "Relation":
+        """The pairs that satisfy all atoms, of arrays of these shapes, or sizes by axis."""
+        left, right = (s if isinstance(s, Mapping) else dict(enumerate(s)) for s in (left, right))
+        return _union([_term(atoms, left, right)], left, right)
 
     @staticmethod
     def identity(shape: Sequence[int]) -> "Relation":
@@ -110,8 +116,18 @@ class Relation:
         if left is not None:
             sizes = {new: self.left[old] for old, new in left.items()}
             atoms = [Window(new, old) for old, new in left.items()]
-            moved = _single(atoms, sizes, self.left).compose(self)
+            moved = Relation.of(atoms, sizes, self.left).compose(self)
         return moved if right is None else moved.transpose().move(right).transpose()
+
+    def free(self, left: Collection[int] = (), right: Collection[int] = ()) -> "Relation":
+        """Give each element the pairs of all elements along some axes."""
+        moved = self.move(
+            *(
+                {axis: axis for axis in sizes if axis not in axes} if axes else None
+                for sizes, axes in ((self.left, left), (self.right, right))
+            )
+        )
+        return replace(moved, left=self.left, right=self.right)
 
     def fix(
         self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
@@ -123,6 +139,20 @@ class Relation:
             fixed = self.restrict(*(left_range(axis, i, i + 1) for axis, i in left.items()))
             fixed = fixed.move({old: new for new, old in enumerate(rest)})
         return fixed.transpose().fix(right).transpose() if right else fixed
+
+    def unbounded(self) -> "Relation":
+        """The same pairs, with bounds of windows that exclude nothing made infinite.
+
+        Relations that differ in the sizes of the arrays alone become equal.
+        """
+
+        def widened(atom: Atom) -> Atom:
+            if isinstance(atom, Table) or atom.lo == atom.hi:
+                return atom
+            return unbounded(atom, (_size(self.left, atom.left), _size(self.right, atom.right)))
+
+        terms = frozenset(tuple(map(widened, term)) for term in self.terms)
+        return replace(self, terms=terms)
 
     def at(self, index: Index) -> set[Index]:
         """The indices of the right array that go with one index of the left."""
@@ -148,19 +178,22 @@ class Relation:
 
     @property
     def hull(self) -> Term:
-        """The smallest term found that contains all terms."""
-        return reduce(_hull, _in_order(self.terms)) if self.terms else ()
+        """One term that contains all terms: for each pair of axes, the union of their atoms."""
+
+        def either(x: Atom, y: Atom) -> Atom | None:
+            return union(x, y, (_size(self.left, x.left), _size(self.right, x.right)))
+
+        return reduce(partial(_hull, join=either), _in_order(self.terms)) if self.terms else ()
 
     @property
     def multiplicity(self) -> float:
         """About how many elements of the right array go with one of the left."""
         total = 0.0
         for term in self.terms:
-            numbers: dict[Axis, float] = {None: 1.0, **self.right}
-            for atom in term:
-                size = _size(self.right, atom.right)
-                numbers[atom.right] = min(numbers[atom.right], _mean_number(atom, size))
-            total += math.prod(numbers.values())
+            total += math.prod(
+                min([size, *(_mean_number(atom, size) for atom in term if atom.right == axis)])
+                for axis, size in self.right.items()
+            )
         return total
 
 
@@ -178,15 +211,11 @@ def off_diagonal(relation: Relation) -> Relation:
     return replace(relation, terms=frozenset(t for t in relation.terms if not diagonal <= {*t}))
 
 
-def _single(atoms: Iterable[Atom], left: Sizes, right: Sizes) -> Relation:
-    return _union([_term(atoms, left, right)], left, right)
-
-
 def _row(atom: Atom, position: int, sizes: Sizes) -> Iterable[int]:
     """The right positions that go with one left position."""
     if isinstance(atom, Table):
         start, stop = atom.matrix.indptr[position : position + 2]
-        return atom.places[1][start:stop].tolist()
+        return map(int, atom.places[1][start:stop])
     last = _size(sizes, atom.right) - 1
     return range(int(max(position + atom.lo, 0)), int(min(position + atom.hi, last)) + 1)
 
@@ -247,13 +276,14 @@ def _term(atoms: Iterable[Atom], left: Sizes, right: Sizes) -> Term | None:
 
 def _absorb_limits(atoms: dict[tuple[Axis, Axis], Atom]) -> None:
     """Put limits on an axis of a table into the table."""
-    tables = [axes for axes, atom in atoms.items() if isinstance(atom, Table) and None not in axes]
-    limits = {(a, b) for left, right in tables for a, b in ((left, None), (None, right))} & {*atoms}
-    for left, right in tables:
-        for limit in ((left, None), (None, right)):
-            if limit in limits:
-                atoms[left, right] = limited(atoms[left, right], atoms[limit])  # type: ignore[arg-type]
-    for limit in limits:
+    absorbed = set()
+    for (left, right), atom in atoms.items():
+        if isinstance(atom, Table) and left is not None and right is not None:
+            for limit in {(left, None), (None, right)} & atoms.keys():
+                atom = limited(atom, atoms[limit])
+                absorbed.add(limit)
+            atoms[left, right] = atom
+    for limit in absorbed:
         del atoms[limit]
 
 
@@ -355,11 +385,11 @@ def _lies_in(inner: Term, outer: Term) -> bool:
     return all(any(implies(x, y) for x in inner) for y in outer)
 
 
-def _hull(x: Term, y: Term) -> Term:
-    """The smallest term found that contains two."""
+def _hull(x: Term, y: Term, join: Callable[[Atom, Atom], Atom | None] = hull) -> Term:
+    """A term that contains two: atoms of the same axes are joined, others dropped."""
     others = {(atom.left, atom.right): atom for atom in y}
     atoms = (
-        atom if atom == other else hull(atom, other)
+        atom if atom == other else join(atom, other)
         for atom in x
         if (other := others.get((atom.left, atom.right))) is not None
     )
@@ -403,8 +433,7 @@ def _exact_union(x: Term, y: Term) -> Term | None:
     if len(x) != len(y) or len(different) != 1:
         return None
     ((a, b),) = different
-    touching = (a.left, a.right) == (b.left, b.right) and isinstance(a, Window)
-    if not (touching and isinstance(b, Window) and max(a.lo, b.lo) <= min(a.hi, b.hi) + 1):
+    if not (isinstance(a, Window) and isinstance(b, Window) and a[:2] == b[:2] and touch(a, b)):
         return None
     return _hull(x, y)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from retrodict.graph.graph import Edge as GraphEdge
 from retrodict.graph.graph import Graph
-from retrodict.graph.index_relations import Link, Window
+from retrodict.graph.index_atoms import Window
 from retrodict.inverse.factors import Factor, Input
 from retrodict.inverse.inverse import Inverse
 from retrodict.plotting.picture import Box, Drawing, Edge, Node, Picture
@@ -32,11 +32,13 @@ def _moments(graph: Graph, edge: GraphEdge) -> tuple[bool, str]:
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
     if not (parent.time and child.time and parent.scan == child.scan):
         return True, ""
-    reach: list[Link] = [relation.links[0] for relation in edge.relations]
-    windows = [w for w in reach if isinstance(w, Window) and w.axis == 0]
-    now = len(windows) < len(reach) or any(w.lo <= 0 <= w.hi for w in windows)
-    steps = [(w.lo, w.hi) for w in windows if (w.lo, w.hi) != (0, 0)]
-    return now, ", ".join(sorted({_words(lo, hi) for lo, hi in steps}))
+    steps = [
+        next((a.bounds for a in term if isinstance(a, Window) and a[:2] == (0, 0)), None)
+        for term in edge.relation.terms
+    ]
+    now = any(window is None or window[0] <= 0 <= window[1] for window in steps)
+    others = {_words(*window) for window in steps if window not in (None, (0, 0))}
+    return now, ", ".join(sorted(others))
 
 
 def _words(lo: float, hi: float) -> str:

@@ -11,34 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 from numpyro.distributions import constraints
-from scipy.sparse import csr_array
 
 from retrodict.estimators.analytic.families import BitSums, Family
 from retrodict.estimators.conditional import EXPECTED, Guided, Latent, Series, Set, Value
 from retrodict.estimators.coordinates import widened
 from retrodict.estimators.guide_inputs import BITS
 from retrodict.graph.graph import Graph, Site
-from retrodict.graph.index_relations import Table as IndexTable
-from retrodict.graph.index_relations import Window
+from retrodict.graph.index_atoms import INF, Table, Window, renamed
+from retrodict.graph.index_relations import Relation, Term
 from retrodict.graph.prior_draws import Draws
 from retrodict.inverse.factors import Factor, Input
-from retrodict.inverse.plate_relations import NO_AXIS, SAME, Constraint, Table
 from retrodict.proposal.conjugacy import Conditional, find_conditional
 from retrodict.proposal.context_views import (
-    Aligned,
     Branch,
     Group,
-    Grouped,
     Leaf,
-    Members,
     Nested,
-    Pick,
-    Whole,
+    View,
+    is_position,
     leaves_of,
-    membership,
     nested,
 )
 from retrodict.proposal.guide_search import blank_guide, find_guide
@@ -46,6 +39,8 @@ from retrodict.proposal.linear_guide import Facts, Guide
 from retrodict.types import Values
 
 Spec: TypeAlias = Value | Set | Series
+# By what is grouped and by the atoms that say which positions a copy sees.
+Groups: TypeAlias = dict[tuple[str, Term], Group]
 
 
 @dataclass(frozen=True)
@@ -173,9 +168,10 @@ def assemble(
         latents.append(Latent(label, site.support, shape))
         own_axes.append(axes)
 
-    leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen)]
-    leaves += _carry_leaves(graph, factor)
-    leaves += _design_leaves(graph, factor, leaves, designs)
+    groups: Groups = {}
+    leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen, groups)]
+    leaves += _carry_leaves(graph, factor, copies)
+    leaves += _design_leaves(graph, factor, copies, leaves, designs)
     tree = _branches(graph, leaves, [leaf.groups for leaf in leaves])
     made = Assembly(factor, copies, tuple(latents), tuple(map(_spec, tree)), tuple(own_axes), tree)
     if draws is None:
@@ -234,34 +230,66 @@ def _branches(
 def _breadth(graph: Graph, group: Group) -> float:
     if group.ordered:
         return float("inf")
-    return sum(group.name.split(" of ")[-1] in site.plates for site in graph.sites.values())
+    return sum(group.name in site.plates for site in graph.sites.values())
 
 
-def _site_leaves(graph: Graph, factor: Factor, seen: Input) -> list[Leaf]:
+def _site_leaves(graph: Graph, factor: Factor, seen: Input, groups: Groups) -> list[Leaf]:
     """A site of the context, as one array or, in time, as one for each step that is seen."""
     site = graph.sites[seen.site]
-    meet: frozenset[Constraint] = frozenset.intersection(*seen.meets)
-    shift = int(factor.time)
-    plate_axes = site.axes[1:] if site.time else site.axes
-    picks: dict[int, Pick] = {}
     # Elements drawn together are positions of one vector, and so is what belongs to each of them.
     together = {plate for name in factor.latents for plate in graph.sites[name].plates} - set(
         factor.plates
     )
-    for number, (plate, axis) in enumerate(zip(site.plates, plate_axes, strict=True)):
-        if plate in together:
-            continue
-        picks[axis] = _plate_pick(graph, site, number, plate, meet, shift)
-        series = _runs_along(graph, site, number)
-        if series is not None and isinstance(picks[axis], Whole):
-            group = Group(f"time {series}", ordered=True)
-            onward = follows_time(graph, factor) == series
-            reverse = graph.reversed_scans[series]
-            picks[axis] = Whole(group, 0 if onward else None, reverse)
-    if not site.time:
-        support = widened(site.support, site.shape, picks)
-        return [Leaf(seen.label, site.name, support, site.shape, picks)]
-    return _step_leaves(graph, factor, seen, picks)
+    names = ["", *site.plates] if site.time else site.plates
+    looked_at = [axis for axis, plate in enumerate(names) if plate not in together]
+    axes = tuple(site.axes[axis] for axis in looked_at)
+    support = widened(site.support, site.shape, axes)
+    moved = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
+    scans = [_scan_along(graph, site, axis) for axis in looked_at]
+    leaves = []
+    for label, relation in _parts_in_time(graph, factor, seen, moved, scans):
+        term = relation.hull
+        views = tuple(
+            _view(graph, site, axis, scan, tuple(a for a in term if a.right == number), groups)
+            for number, (axis, scan) in enumerate(zip(looked_at, scans, strict=True))
+        )
+        leaves.append(Leaf(label, site.name, support, site.shape, axes, relation, views))
+    return leaves
+
+
+def _parts_in_time(
+    graph: Graph, factor: Factor, seen: Input, relation: Relation, scans: Sequence[int | None]
+) -> list[tuple[str, Relation]]:
+    """A site as one series, or as each of the steps that are seen, with labels.
+
+    A factor that is drawn in the direction of time sees the past in the carry.
+    """
+    scan = follows_time(graph, factor)
+    backward = scan is not None and graph.reversed_scans[scan]
+    bounds = (-INF, 0.0) if backward else (0.0, INF)
+    if not seen.same_scan:
+        for number, along in enumerate(scans):
+            free = all(atom.right != number for atom in relation.hull)
+            if scan is not None and along == scan and free:
+                relation = relation.restrict(Window(0, number, *bounds))
+        return [(seen.label, relation)]
+    if scan is not None:
+        relation = relation.restrict(Window(0, 0, *bounds))
+    lo, hi = relation.window(0, 0)
+    if not relation:
+        return []
+    if INF in (-lo, hi):
+        if scan is not None:
+            # Summaries of what is to come include the step itself.
+            relation = relation.free(right=[0]).restrict(Window(0, 0, *bounds))
+        return [(seen.label, relation)]
+    reverse = graph.reversed_scans[graph.sites[seen.site].scan or 0]
+    parts = []
+    for step in sorted(range(int(lo), int(hi) + 1), reverse=reverse):
+        # Labels count in the direction of time.
+        label = f"{seen.label}{-step if reverse else step:+d}" if step else seen.label
+        parts.append((label, relation.restrict(Window(0, 0, step, step))))
+    return parts
 
 
 def follows_time(graph: Graph, factor: Factor) -> int | None:
@@ -273,136 +301,109 @@ def follows_time(graph: Graph, factor: Factor) -> int | None:
     return scan if factor.backward == graph.reversed_scans[scan] else None
 
 
-def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pick]) -> list[Leaf]:
-    site = graph.sites[seen.site]
-    assert site.scan is not None
+def _view(
+    graph: Graph, site: Site, axis: int, scan: int | None, atoms: Term, groups: Groups
+) -> View:
+    """How an axis of a site is presented, of which a copy sees the positions that atoms allow."""
 
-    def leaf(label: str, pick: Pick) -> Leaf:
-        looked_at = {0: pick, **picks}
-        support = widened(site.support, site.shape, looked_at)
-        return Leaf(label, site.name, support, site.shape, looked_at)
+    def group(name: str, ordered: bool = False) -> Group:
+        others = sum(other == name for other, _ in groups)
+        new = Group(f"{name} {others + 1}" if others else name, ordered)
+        return groups.setdefault((name, tuple(renamed(a, a.left, 0) for a in atoms)), new)
 
-    series = Group(f"time {site.scan}", ordered=True)
-    if seen.steps is None:
-        return [leaf(seen.label, Whole(series))]
-    reverse = graph.reversed_scans[site.scan]
-    # As distances in the direction of time, of which the negative ones are the past.
-    lo, hi = (-seen.steps[1], -seen.steps[0]) if reverse else seen.steps
-    if follows_time(graph, factor) is not None:
-        lo = max(lo, 0)  # the past is in the carry
-    if hi < lo:
-        return []
-    if np.isinf(hi) or np.isinf(lo):
-        return [leaf(seen.label, Whole(series, int(lo) if np.isfinite(lo) else None, reverse))]
-    return [
-        leaf(
-            f"{seen.label}{step:+d}" if step else seen.label, Aligned(0, -step if reverse else step)
-        )
-        for step in range(int(lo), int(hi) + 1)
-    ]
-
-
-def _plate_pick(
-    graph: Graph,
-    site: Site,
-    number: int,
-    plate: str,
-    meet: frozenset[Constraint],
-    shift: int,
-) -> Pick:
-    """How an axis of a plate is looked at: at one element, at a group of them, or whole."""
-    here = [c for c in meet if c.theirs == number]
-    for constraint in here:
-        if constraint.places == SAME:
-            return Aligned(constraint.mine + shift)
-    tables = [c for c in here if isinstance(c.places, Table)]
-    if tables:
-        chosen = min(tables, key=lambda c: len(c.places.rows))  # type: ignore[union-attr]
-        copy_axis = None if chosen.mine == NO_AXIS else chosen.mine + shift
-        return Members(Group(f"{plate} members"), copy_axis, chosen.places.matrix)  # type: ignore[union-attr]
-    grouping = _grouping(graph, site, number)
+    if any(is_position(atom) for atom in atoms):
+        return View()
+    if scan is not None and all(INF in (-atom.bounds[0], atom.bounds[1]) for atom in atoms):
+        return View((group(f"time {scan}", ordered=True),))
+    plate = site.plates[axis - int(site.time)]
+    if atoms:
+        return View((group(f"{plate} members"),))
+    grouping = _grouping(graph, site, plate)
     if grouping is not None:
-        outer, matrix = grouping
-        return Grouped(Group(outer), Group(f"{plate} by {outer}"), matrix)
-    return Whole(Group(plate))
+        outer, table = grouping
+        return View((group(outer), group(f"{plate} by {outer}")), table)
+    return View((group(plate),))
 
 
-def _grouping(graph: Graph, site: Site, number: int) -> tuple[str, csr_array] | None:
-    """The plate whose elements a constant index assigns this plate's to, if there is just one."""
-    axis = number + int(site.time)
-    found: dict[str, IndexTable] = {}
+def _grouping(graph: Graph, site: Site, plate: str) -> tuple[str, Table] | None:
+    """The plate whose elements a constant index assigns this plate's to, if there is just one.
+
+    With it comes the table from the elements of that plate to those of this.
+    """
+    axis = site.plates.index(plate) + int(site.time)
+    found: dict[str, Table] = {}
     for child in graph.sites.values():
         if child.plates != site.plates or child.time != site.time:
             continue
         for edge in graph.parents(child.name).values():
             parent = graph.sites[edge.parent]
-            if len(edge.relations) != 1 or parent.time:
+            if len(edge.relation.terms) != 1 or parent.time:
                 continue
-            (relation,) = edge.relations
-            for plate, link in zip(parent.plates, relation.links, strict=True):
-                if isinstance(link, IndexTable) and link.axis == axis and plate not in site.plates:
-                    found[plate] = link
-    if len(found) != 1:
+            for atom in edge.relation.hull:
+                if isinstance(atom, Table) and atom.left == axis and atom.right is not None:
+                    found[parent.plates[atom.right]] = atom
+    outer = [name for name in found if name not in site.plates]
+    if len(outer) != 1 or not found[outer[0]].is_function:
         return None
-    ((plate, link),) = found.items()
-    return plate, membership(link.indices, graph.plates[plate])
+    return outer[0], found[outer[0]].transposed
 
 
-def _runs_along(graph: Graph, site: Site, number: int) -> int | None:
-    """The scan whose steps a plate outside of it is aligned with, if any."""
+def _scan_along(graph: Graph, site: Site, axis: int) -> int | None:
+    """The scan along whose steps an index axis runs: in the scan, or of a plate outside of it."""
     if site.time:
-        return None
+        return site.scan if axis == 0 else None
     for edge in graph.parents(site.name).values():
         parent = graph.sites[edge.parent]
-        if parent.time:
-            for relation in edge.relations:
-                link = relation.links[0]
-                if isinstance(link, Window) and (link.axis, link.lo, link.hi) == (number, 0, 0):
-                    return parent.scan
+        if parent.time and any(Window(axis, 0) in term for term in edge.relation.terms):
+            return parent.scan
     return None
 
 
-def _carry_leaves(graph: Graph, factor: Factor) -> list[Leaf]:
+def _carry_leaves(graph: Graph, factor: Factor, copies: tuple[int, ...]) -> list[Leaf]:
     scan = follows_time(graph, factor)
     leaves = []
     for carry in graph.carries:
         if carry.scan != scan:
             continue
-        picks: dict[int, Pick] = {0: Aligned(0)}
-        for axis, plate in enumerate(carry.plates):
+        axes, atoms = [0], [Window(0, 0)]
+        for axis, plate in enumerate(carry.plates, 1):
             if plate is not None and plate in factor.plates:
-                picks[axis + 1] = Aligned(1 + factor.plates.index(plate))
-        steps = graph.scan_lengths[carry.scan]
-        leaves.append(Leaf(carry.name, carry.name, constraints.real, (steps, *carry.shape), picks))
+                atoms.append(Window(1 + factor.plates.index(plate), len(axes)))
+                axes.append(axis)
+        shape = (graph.scan_lengths[carry.scan], *carry.shape)
+        relation = Relation.of(atoms, copies, [shape[axis] for axis in axes])
+        views = (View(),) * len(axes)
+        leaves.append(
+            Leaf(carry.name, carry.name, constraints.real, shape, tuple(axes), relation, views)
+        )
     return leaves
 
 
 def _design_leaves(
-    graph: Graph, factor: Factor, leaves: Sequence[Leaf], designs: Values
+    graph: Graph, factor: Factor, copies: tuple[int, ...], leaves: Sequence[Leaf], designs: Values
 ) -> list[Leaf]:
     """What tells elements apart, for every site that runs along the same axes as one that is seen.
 
     A site's `place`, which elements of others it depends on, is needed only where it is seen as
     one of a whole set: elsewhere the alignment says it.
     """
-    found: dict[str, Leaf] = {}
-    shapes: list[tuple[Site, dict[int, Pick]]] = []
+    own = []
     for name in factor.latents:
-        axes = _own_axes(graph.sites[name], factor)
-        if axes:
-            picks: dict[int, Pick] = {axis: Aligned(copy) for copy, axis in enumerate(axes)}
-            shapes.append((graph.sites[name], picks))
-    shapes += [
-        (graph.sites[leaf.key], dict(leaf.picks)) for leaf in leaves if leaf.key in graph.sites
-    ]
-    for like, picks in shapes:
-        as_set = any(isinstance(p, Whole) and not p.group.ordered for p in picks.values())
+        site = graph.sites[name]
+        axes = _own_axes(site, factor)
+        aligned = [Window(axis, axis) for axis in range(len(axes))]
+        relation, views = Relation.of(aligned, copies, copies), (View(),) * len(axes)
+        own.append(Leaf(name, name, site.support, site.shape, axes, relation, views))
+    found: dict[str, Leaf] = {}
+    for leaf in [*own, *(leaf for leaf in leaves if leaf.key in graph.sites)]:
+        like = graph.sites[leaf.key]
+        numbers = tuple(map(like.axes.index, leaf.axes))
+        as_set = any(View((Group(plate),)) in leaf.views for plate in like.plates)
         for key, design in designs.items():
             name, _, kind = key.rpartition(" ")
             site = graph.sites[name]
             same = (site.plates, site.time) == (like.plates, like.time)
-            if not same or key in found or not picks or (kind == "place" and not as_set):
-                continue
-            by_number = {i: picks[axis] for i, axis in enumerate(like.axes) if axis in picks}
-            found[key] = Leaf(key, key, constraints.real, design.shape, by_number)
+            if same and numbers and key not in found and (kind != "place" or as_set):
+                support, shape = constraints.real, design.shape
+                found[key] = Leaf(key, key, support, shape, numbers, leaf.relation, leaf.views)
     return list(found.values())

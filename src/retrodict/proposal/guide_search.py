@@ -21,10 +21,9 @@ from retrodict.estimators.analytic.bit_sums import fitted, spans, starts_of
 from retrodict.estimators.coordinates import Latent, blocks, table
 from retrodict.estimators.guide_inputs import BITS, Expected
 from retrodict.graph.graph import Edge, Graph, Site
-from retrodict.graph.index_relations import Link, Table, Window
+from retrodict.graph.index_atoms import Table, Window
 from retrodict.graph.prior_draws import Draws, fresh_keys, usual_number
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.context_views import Group, Members, membership
 from retrodict.proposal.linear_guide import Child, Facts, Guide, Pieces
 
 # Latents times observations: beyond this, the picture costs more than it tells.
@@ -123,25 +122,21 @@ def children_of(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, 
 
 def _members(
     graph: Graph, factor: Factor, site: Site, edges: list[Edge]
-) -> tuple[tuple[int], Members] | None:
+) -> tuple[tuple[int], Table] | None:
     """The axis of a child's array whose elements a constant index gives to copies, and to which."""
     if len(factor.plates) != 1 or factor.time or site.time:
         return None
     (plate,) = factor.plates
     tables = {
-        link
+        next((a for a in term if isinstance(a, Table) and a.right == axis), None)
         for edge in edges
-        for relation in edge.relations
-        for name, link in zip(graph.sites[edge.parent].plates, relation.links, strict=True)
-        if name == plate
+        for axis in [graph.sites[edge.parent].plates.index(plate)]
+        for term in edge.relation.terms
     }
-    if len(tables) != 1:
+    table = tables.pop()
+    if table is None or tables or table.left is None or not table.is_function:
         return None
-    (table,) = tables
-    if not isinstance(table, Table):
-        return None
-    matrix = membership(table.indices, graph.plates[plate])
-    return (site.axes[table.along],), Members(Group(plate), 0, matrix)
+    return (site.axes[table.left],), replace(table.transposed, left=0, right=0)
 
 
 def _known(graph: Graph, factor: Factor, site: Site) -> bool:
@@ -161,8 +156,7 @@ def given(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> bool:
 
 def happens_now(edge: Edge) -> bool:
     """Whether a step's child depends on its parent in the same step."""
-    times = [relation.links[0] for relation in edge.relations]
-    return any(not isinstance(link, Window) or link.lo <= 0 <= link.hi for link in times)
+    return bool(edge.relation.restrict(Window(0, 0)))
 
 
 def _aligned(
@@ -176,17 +170,13 @@ def _aligned(
         parent = graph.sites[edge.parent]
         if scan is not None and not happens_now(edge):
             return None
-        for relation in edge.relations:
-            links = relation.links[int(parent.time) :]
-            for plate, link in zip(parent.plates, links, strict=True):
-                if plate in factor.plates and not _same(link, first + site.plates.index(plate)):
-                    return None
+        for axis, plate in enumerate(parent.plates, int(parent.time)):
+            if plate in factor.plates and not edge.relation.aligned(
+                first + site.plates.index(plate), axis
+            ):
+                return None
     shift = int(scan is not None)
     return tuple(site.axes[first + site.plates.index(plate)] - shift for plate in factor.plates)
-
-
-def _same(link: Link, axis: int) -> bool:
-    return isinstance(link, Window) and (link.axis, link.lo, link.hi) == (axis, 0, 0)
 
 
 def _with_facts(guide: Guide, candidates: tuple[Child, ...], draws: Draws) -> Guide | None:

@@ -22,10 +22,10 @@ from retrodict.estimators.analytic.bit_sums import Effects, Waves
 from retrodict.estimators.coordinates import Latent, blocks, table
 from retrodict.estimators.guide_inputs import MOST_CHANNELS, Expected
 from retrodict.graph.graph import Graph
+from retrodict.graph.index_atoms import Table
 from retrodict.graph.moments import NO_INFORMATION, Moments
 from retrodict.graph.program import Evaluation, Expect, carry_name
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.context_views import Members
 from retrodict.types import Values
 
 
@@ -59,13 +59,14 @@ class Child(NamedTuple):
         name: of the site.
         axes: of its array, those that the factor's plates run along.
         scalar: whether it has one density an entry.
-        members: where a constant index says which copy an element belongs to, the elements of each.
+        members: where a constant index says which copy an element belongs to, the table from the
+            copies to their elements along the axis.
     """
 
     name: str
     axes: tuple[int, ...]
     scalar: bool
-    members: Members | None = None
+    members: Table | None = None
 
 
 Found = TypeVar("Found")
@@ -403,7 +404,7 @@ class Guide:
         """Entries of one child by copy; `blank` where a copy has fewer than others."""
         moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
         if child.members is not None:
-            table, there = child.members.table, child.members.mask
+            table, there = child.members.padded
             moved = moved[table]
             there = there.reshape(*there.shape, *(1 for _ in moved.shape[2:]))
             moved = jnp.where(there, moved, blank)
@@ -417,7 +418,7 @@ class Guide:
             site = self.graph.sites[child.name]
             shape = site.shape[1:] if self.scan is not None else site.shape
             rest = int(np.prod([n for a, n in enumerate(shape) if a not in child.axes]))
-            found.append(rest * (1 if child.members is None else child.members.table.shape[1]))
+            found.append(rest * (1 if child.members is None else child.members.padded[0].shape[1]))
         return found
 
     def _pieces(self, found: Evaluation) -> Pieces:
