@@ -21,7 +21,7 @@ INF = math.inf
 # axis with the single position 0: a constraint that has it is one on the other array alone.
 Axis: TypeAlias = int | None
 Sizes: TypeAlias = Mapping[int, int]
-Places: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+Places: TypeAlias = tuple[NDArray[np.integer], NDArray[np.integer]]
 
 
 class Window(NamedTuple):
@@ -63,19 +63,20 @@ class Table:
     @staticmethod
     def of(left: Axis, right: Axis, shape: tuple[int, int], places: Places) -> "Table":
         """A table from the places of its entries, without those outside of the shape."""
-        rows, columns = places
+        rows, columns = (np.asarray(part, np.int64) for part in places)
         inside = (rows >= 0) & (rows < shape[0]) & (columns >= 0) & (columns < shape[1])
-        codes = rows[inside] * shape[1] + columns[inside]
-        if np.any(np.diff(codes) <= 0):
-            codes = np.unique(codes)
-        rows, columns = np.divmod(codes.astype(np.int64), shape[1])
+        if not inside.all():
+            rows, columns = rows[inside], columns[inside]
+        codes = rows * shape[1] + columns
+        if np.any(codes[1:] <= codes[:-1]):
+            codes = np.sort(codes)  # far quicker than np.unique
+            rows, columns = np.divmod(codes[np.diff(codes, prepend=-1) > 0], shape[1])
         return Table(left, right, shape, rows.tobytes(), columns.tobytes())
 
     @staticmethod
     def of_index(left: Axis, right: Axis, size: int, index: NDArray[np.integer]) -> "Table":
         """The right position, out of `size`, for each left one; −1 where there is none."""
-        places = np.arange(len(index)), np.asarray(index, np.int64)
-        return Table.of(left, right, (len(index), size), places)
+        return Table.of(left, right, (len(index), size), (np.arange(len(index)), index))
 
     @cached_property
     def places(self) -> Places:
@@ -138,7 +139,9 @@ def renamed(atom: Atom, left: Axis, right: Axis) -> Atom:
     return replace(atom, left=left, right=right)
 
 
-def satisfied(atom: Atom, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+def satisfied(
+    atom: Atom, rows: NDArray[np.integer], columns: NDArray[np.integer]
+) -> NDArray[np.bool_]:
     """Which of the pairs of positions satisfy the constraint."""
     if isinstance(atom, Window):
         return (columns - rows >= atom.lo) & (columns - rows <= atom.hi)
@@ -158,9 +161,12 @@ def intersection(x: Atom, y: Atom) -> Atom:
 def limited(table: Table, limit: Atom) -> Table:
     """The table without the rows, or columns, that violate a constraint on them alone."""
     rows, columns = table.places
+    shape = (table.shape[0], 1) if limit.right is None else (1, table.shape[1])
+    if isinstance(limit, Window) and unbounded(limit, shape).bounds == (-INF, INF):
+        return table
     one = np.zeros_like(rows)
     kept = satisfied(limit, rows, one) if limit.right is None else satisfied(limit, one, columns)
-    return table.where(kept)
+    return table if kept.all() else table.where(kept)
 
 
 def hull(x: Atom, y: Atom) -> Atom | None:
@@ -270,6 +276,13 @@ def product(x: Atom, y: Atom, shape: tuple[int, int, int]) -> Atom | None:
     """
     if isinstance(x, Window) and isinstance(y, Window):
         return Window(x.left, y.right, x.lo + y.lo, x.hi + y.hi)
+    if y == Window(y.left, y.right) and shape[1] == shape[2]:
+        return renamed(x, x.left, y.right)
+    if isinstance(x, Table) and y.right is None:
+        return _rows_with_entries(limited(x, y.transposed))
+    if isinstance(y, Table) and x.left is None:
+        found = _rows_with_entries(limited(y, x.transposed).transposed)
+        return None if found is None else found.transposed
     first, second = as_table(x, shape[:2]), as_table(y, shape[1:])
     if first is None or second is None:
         return None
@@ -278,3 +291,12 @@ def product(x: Atom, y: Atom, shape: tuple[int, int, int]) -> Atom | None:
         return None
     places = (first.matrix @ second.matrix).tocoo().coords
     return Table.of(x.left, y.right, (shape[0], shape[2]), places)
+
+
+def _rows_with_entries(table: Table) -> Table | None:
+    """The constraint on the left array alone that a table implies; None where it implies none."""
+    height, _ = table.shape
+    rows = np.flatnonzero(np.bincount(table.places[0], minlength=height))
+    if len(rows) == height:
+        return None
+    return Table.of(table.left, None, (height, 1), (rows, np.zeros_like(rows)))

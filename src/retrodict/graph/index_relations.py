@@ -92,6 +92,8 @@ class Relation:
         """
         outer = {axis: size for axis, size in other.left.items() if axis not in self.right}
         left, right = {**self.left, **outer}, other.right
+        if self.terms == other.terms == _ALL_PAIRS:
+            return Relation(_ALL_PAIRS, left, right)
         terms = (
             _composed(x, y, left, self.right, right)
             for x, y in itertools.product(self.terms, other.terms)
@@ -113,7 +115,7 @@ class Relation:
     ) -> "Relation":
         """Number axes anew, old → new; an element gets the pairs of all along axes not named."""
         moved = self
-        if left is not None:
+        if left is not None and left != {axis: axis for axis in self.left}:
             sizes = {new: self.left[old] for old, new in left.items()}
             atoms = [Window(new, old) for old, new in left.items()]
             moved = Relation.of(atoms, sizes, self.left).compose(self)
@@ -121,13 +123,13 @@ class Relation:
 
     def free(self, left: Collection[int] = (), right: Collection[int] = ()) -> "Relation":
         """Give each element the pairs of all elements along some axes."""
-        moved = self.move(
-            *(
-                {axis: axis for axis in sizes if axis not in axes} if axes else None
-                for sizes, axes in ((self.left, left), (self.right, right))
-            )
-        )
-        return replace(moved, left=self.left, right=self.right)
+        if not left and not right:
+            return self
+        rest = [
+            {axis: axis for axis in sizes if axis not in axes}
+            for sizes, axes in ((self.left, left), (self.right, right))
+        ]
+        return replace(self.move(*rest), left=self.left, right=self.right)
 
     def fix(
         self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
@@ -198,6 +200,7 @@ class Relation:
 
 
 NOTHING = Relation(frozenset())
+_ALL_PAIRS: frozenset[Term] = frozenset({()})
 
 
 def coupled_axes(relation: Relation) -> frozenset[int]:
@@ -362,18 +365,18 @@ def _eliminated(
         for atom in into
         if atom.left is not None
     ]
-    ends = [(within, 1)] + [
-        (_limited(atom.transposed, within, (right[atom.right], size)), right[atom.right])
+    ends = [(within.transposed, 1)] + [
+        (_limited(atom, within.transposed, (size, right[atom.right])), right[atom.right])
         for atom in out_of
         if atom.right is not None
     ]
     pairs = list(itertools.product(starts, ends))[1:]
-    products = (product(x, y.transposed, (n, size, m)) for (x, n), (y, m) in pairs)
+    products = (product(x, y, (n, size, m)) for (x, n), (y, m) in pairs)
     return [atom for atom in products if atom is not None]
 
 
 def _limited(atom: Atom, within: Atom, shape: tuple[int, int]) -> Atom:
-    """An atom with its right positions limited, unless pairs of windows say so as well."""
+    """An atom within a limit on one of its axes, unless products with the limit say as much."""
     table = atom if isinstance(within, Window) else as_table(atom, shape)
     return limited(table, within) if isinstance(table, Table) else atom
 
