@@ -174,7 +174,7 @@ def _describe(graph: Graph) -> dict[str, Any]:
                 "parent": edge.parent,
                 "child": edge.child,
                 "kinds": sorted(edge.kinds()),
-                "relations": sorted(repr(r) for r in edge.relations if len(repr(r)) < 1000),
+                "relations": sorted(repr(t) for t in edge.relation.terms if len(repr(t)) < 2000),
             }
             for edge in graph.edges
         ],

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from retrodict._xla.jit import run_once
 from retrodict.graph.graph import Graph, Site
-from retrodict.graph.index_relations import Table
+from retrodict.graph.index_atoms import Table
 
 REFERENCES = 3
 MAX_FEATURES = 32
@@ -69,11 +69,11 @@ def _has_place(graph: Graph, site: Site) -> bool:
     """Whether a plate of the site is tied to another's by position: by a map or a shift."""
     first = int(site.time)
     return any(
-        isinstance(link, Table)
-        or (link.axis is not None and link.along >= first and (link.lo, link.hi) != (0, 0))
+        isinstance(atom, Table) or (atom.left >= first and atom.bounds != (0, 0))
         for edge in graph.parents(site.name).values()
-        for relation in edge.relations
-        for link in relation.links
+        for term in edge.relation.terms
+        for atom in term
+        if atom.left is not None and atom.right is not None
     )
 
 

@@ -2,12 +2,12 @@
 
 A random variable is one element of a sample site: a plate index, a time step. The graph keeps one
 node a site, and on every edge the relation between the indices of child and parent (see
-`retrodict.relations`): `same`, `lag`, a constant `map`, or `all`. `Graph.unroll` writes it out.
+`index_relations`): `same`, `lag`, a constant `map`, or `all`. `Graph.unroll` writes it out.
 Paige & Wood (2016), sec. 2: PA(x_i).
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpyro.distributions import constraints
 
-from retrodict.graph.index_relations import (
-    Link,
-    Relation,
-    Relations,
-    Table,
-    Window,
-    array_axis,
-)
+from retrodict.graph.index_atoms import Atom, Table
+from retrodict.graph.index_relations import Index, Relation
 from retrodict.graph.program import Program
 
 if TYPE_CHECKING:
@@ -30,7 +24,6 @@ if TYPE_CHECKING:
 
     from retrodict.plotting.picture import Picture
 
-Index: TypeAlias = tuple[int, ...]
 Support: TypeAlias = constraints.Constraint[Any]
 
 
@@ -107,28 +100,28 @@ class Carry:
 
 @dataclass(frozen=True)
 class Edge:
-    """A parent and a child, and which of their variables depend on which.
-
-    `relations` has, for each index axis of the parent, a link to the index axes of the child.
-    """
+    """A parent and a child, and the relation from the child's indices to the parent's."""
 
     parent: str
     child: str
-    relations: Relations
+    relation: Relation
 
     def kinds(self) -> frozenset[str]:
-        """How indices meet, in words: `same`, `lag`, `window`, `map`, `all`."""
-        words = {_kind(link) for relation in self.relations for link in relation.links}
+        """How the parent's axes are tied to the child's: `same`, `lag`, `window`, `map`, `all`."""
+        words = set()
+        for term in self.relation.terms:
+            tied = {a.right: a for a in term if a.left is not None and a.right is not None}
+            words |= {_kind(tied.get(axis)) for axis in self.relation.right}
         return frozenset(words or {"same"})
 
 
-def _kind(link: Link) -> str:
-    if isinstance(link, Table):
-        return "map"
-    if link.axis is None:
+def _kind(atom: Atom | None) -> str:
+    if atom is None:
         return "all"
-    if link.lo == link.hi:
-        return "same" if link.lo == 0 else "lag"
+    if isinstance(atom, Table):
+        return "map"
+    if atom.lo == atom.hi:
+        return "same" if atom.lo == 0 else "lag"
     return "window"
 
 
@@ -180,16 +173,17 @@ class Graph:
                 network.add_node(site.variable(index), observed=site.observed)
         for edge in self.edges:
             parent, child = self.sites[edge.parent], self.sites[edge.child]
-            for child_index, parent_index in pairs(edge.relations, child, parent):
-                network.add_edge(parent.variable(parent_index), child.variable(child_index))
+            for index in child.indices():
+                for other in edge.relation.at(index):
+                    network.add_edge(parent.variable(other), child.variable(index))
         return network
 
     def check_unrollable(self) -> None:
         """Refuse to write out what would not fit."""
         size = sum(float(np.prod(site.index_shape)) for site in self.sites.values())
         for edge in self.edges:
-            parent, child = self.sites[edge.parent], self.sites[edge.child]
-            size += sum(_count(r, child, parent) for r in edge.relations)
+            shape = self.sites[edge.child].index_shape
+            size += float(np.prod(shape)) * edge.relation.multiplicity
         if size > _MOST_EDGES:
             raise ValueError(
                 f"unrolled, this graph has about {size:.2g} variables and edges, more than the "
@@ -202,36 +196,3 @@ class Graph:
         from retrodict.plotting.graphical_model import forward_picture
 
         return forward_picture(self)
-
-
-def pairs(relations: Relations, child: Site, parent: Site) -> Iterator[tuple[Index, Index]]:
-    """All (child index, parent index) that are related."""
-    for relation in relations:
-        for index in child.indices():
-            for parent_index in related(relation, index, parent.index_shape):
-                yield index, parent_index
-
-
-def related(relation: Relation, index: Index, sizes: Sequence[int]) -> Iterable[Index]:
-    """The parent's indices that a relation gives for one index of the child."""
-    if any(not start <= index[array_axis(axis)] < stop for axis, start, stop in relation.present):
-        return ()
-    return itertools.product(
-        *(_indices(link, index, size) for link, size in zip(relation.links, sizes, strict=True))
-    )
-
-
-def _indices(link: Link, index: Index, size: int) -> Iterable[int]:
-    position = 0 if link.axis is None else index[link.along]
-    if isinstance(link, Table):
-        found = int(link.indices[position])
-        return (found,) if 0 <= found < size else ()
-    return range(int(max(position + link.lo, 0)), int(min(position + link.hi, size - 1)) + 1)
-
-
-def _count(relation: Relation, child: Site, parent: Site) -> float:
-    total = float(np.prod(child.index_shape))
-    for link, size in zip(relation.links, parent.index_shape, strict=True):
-        if isinstance(link, Window):
-            total *= min(size, link.hi - link.lo + 1)
-    return total

@@ -1,328 +1,446 @@
-"""Which elements of one array the elements of another depend on, as an algebra of index windows.
+"""Relations between the indices of two arrays: which elements of one go with which of the other.
 
-A `Relation` answers, for an array and one *source* (a sample site): the element of the array at
-position (i, j, …) depends on which elements of the source? The answer is a product over the index
-axes of the source, one `Link` an axis: a `Window` of source indices around the position along one
-axis of the array (`Window(axis=0, lo=0, hi=0)` is the aligned plate, `lo=hi=-1` the element before,
-`axis=None` a fixed range), or a `Table` that gives the source index for each position (a gather by
-a constant index). A set of relations is their union.
+A `Relation` is a union of terms, and a term is a conjunction of atoms (`index_atoms`): each a
+constraint between an axis of the left array and one of the right array, or on one axis alone. Axes
+without an atom are free: the term without atoms relates every element to every other.
 
-Every operation may give a superset of the true dependence and never less: a graph with an edge too
+Relations are symbolic: the sizes of the arrays matter only where a table ties two axes together.
+Every operation may give a superset of the true relation and never less: a graph with an edge too
 many costs work, one with an edge too few costs correctness.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-
-INF = math.inf
-
-
-class Step:
-    """The axis of one scan while its body is being read: a token, equal only to itself."""
-
-
-# An axis of an array, by number, or the step of an enclosing scan.
-AxisKey: TypeAlias = int | Step
-
-
-def array_axis(axis: AxisKey | None) -> int:
-    """The number of an axis that must be one of an array's."""
-    assert isinstance(axis, int)
-    return axis
-
-
-class Window(NamedTuple):
-    """Source indices from position + lo to position + hi, both included."""
-
-    axis: AxisKey | None
-    lo: float
-    hi: float
-
-    @property
-    def along(self) -> int:
-        """The axis of an array, where there must be one."""
-        return array_axis(self.axis)
-
-
-class Table(NamedTuple):
-    """The source index for each position along an axis; −1 where there is none."""
-
-    axis: AxisKey
-    raw: bytes  # int64; bytes, so that relations compare and hash
-
-    @staticmethod
-    def of(axis: AxisKey, index: NDArray[np.integer]) -> "Table":
-        """A table from an array of indices."""
-        return Table(axis, np.ascontiguousarray(index, np.int64).tobytes())
-
-    @property
-    def along(self) -> int:
-        """The axis of an array, where there must be one."""
-        return array_axis(self.axis)
-
-    @property
-    def indices(self) -> NDArray[np.int64]:
-        """The table as an array."""
-        return np.frombuffer(self.raw, np.int64)
-
-
-Link: TypeAlias = Window | Table
-EVERYTHING = Window(None, -INF, INF)
-
-
-class Relation(NamedTuple):
-    """A product of links, one for each index axis of the source.
-
-    `present` limits it: (axis, start, stop) says that only positions start ≤ i < stop along that
-    axis of the array depend on the source at all.
-    """
-
-    links: tuple[Link, ...]
-    present: tuple[tuple[AxisKey, int, int], ...] = ()
-
-
-Relations: TypeAlias = frozenset[Relation]
-
-
-class Take(NamedTuple):
-    """Where an axis of a result comes from: position i of the result is i + shift of the operand.
-
-    With `picked`, it is picked[i] instead (−1: nowhere).
-    """
-
-    axis: AxisKey
-    size: int
-    shift: int = 0
-    picked: NDArray[np.int64] | None = None
-
-
-def identity(ndim: int) -> Relations:
-    """An array's relation to itself."""
-    return frozenset({Relation(tuple(Window(axis, 0, 0) for axis in range(ndim)))})
-
-
-def move(
-    relations: Relations, sizes: Mapping[AxisKey, int], taken: Mapping[AxisKey, Take]
-) -> Relations:
-    """Relations of a result whose axes are taken from an operand's.
-
-    Args:
-        relations: those of the operand.
-        sizes: sizes of the operand's axes that may vanish or move.
-        taken: for an axis of the operand, where it is in the result; axes in `sizes` that are not
-            here vanish (the result sees all of their positions); others stay as they are.
-    """
-    moved = (_move(relation, sizes, taken) for relation in relations)
-    return union(*({relation} for relation in moved if relation is not None))
-
-
-def _move(
-    relation: Relation, sizes: Mapping[AxisKey, int], taken: Mapping[AxisKey, Take]
-) -> Relation | None:
-    present: list[tuple[AxisKey, int, int]] = []
-    ranges = {axis: (0, size) for axis, size in sizes.items()}
-    for axis, start, stop in relation.present:
-        if axis not in sizes:
-            present.append((axis, start, stop))
-            continue
-        ranges[axis] = (start, stop)
-        if axis in taken:
-            kept = _move_range(start, stop, taken[axis])
-            if kept is None:
-                return None
-            if kept != (0, taken[axis].size):
-                present.append((taken[axis].axis, *kept))
-
-    def moved(link: Link) -> Link:
-        if link.axis is None or link.axis not in sizes:
-            return link
-        if link.axis in taken:
-            return _follow(link, taken[link.axis])
-        return _forget(link, *ranges[link.axis])
-
-    links = tuple(map(moved, relation.links))
-    return Relation(links, tuple(sorted(present, key=repr)))
-
-
-def _move_range(start: int, stop: int, take: Take) -> tuple[int, int] | None:
-    if take.picked is None:
-        start, stop = max(start - take.shift, 0), min(stop - take.shift, take.size)
-        return (start, stop) if start < stop else None
-    hits = np.flatnonzero((take.picked >= start) & (take.picked < stop))
-    return (int(hits[0]), int(hits[-1]) + 1) if hits.size else None
-
-
-def _follow(link: Link, take: Take) -> Link:
-    """The link after its axis has been taken to another place."""
-    if take.picked is None:
-        if isinstance(link, Window):
-            return Window(take.axis, link.lo + take.shift, link.hi + take.shift)
-        positions = np.arange(take.size) + take.shift
-    else:
-        positions = take.picked
-        if isinstance(link, Window):
-            if link.lo != link.hi:
-                return _forget(link, int(positions.min(initial=0)), int(positions.max()) + 1)
-            return Table.of(take.axis, np.where(positions >= 0, positions + int(link.lo), -1))
-    table = link.indices
-    inside = (positions >= 0) & (positions < table.size)
-    return Table.of(take.axis, np.where(inside, table[np.where(inside, positions, 0)], -1))
-
-
-def _forget(link: Link, start: int, stop: int) -> Window:
-    """The link for a result that sees all positions start ≤ i < stop of the axis."""
-    if isinstance(link, Window):
-        return Window(None, link.lo + start, link.hi + stop - 1)
-    table = link.indices[start:stop]
-    table = table[table >= 0]
-    return Window(None, float(table.min(initial=0)), float(table.max(initial=-1)))
-
-
-def widen(relations: Relations, axis: AxisKey, size: int, *, backward: bool) -> Relations:
-    """Let windows along `axis` reach to its beginning (or its end), and presence to its end.
-
-    This bounds from above what an unbounded number of steps along the axis would give.
-    """
-
-    def wider(link: Link) -> Link:
-        if link.axis != axis:
-            return link
-        if isinstance(link, Table):
-            return EVERYTHING
-        return Window(axis, link.lo, INF) if backward else Window(axis, -INF, link.hi)
-
-    def longer(item: tuple[AxisKey, int, int]) -> tuple[AxisKey, int, int]:
-        key, start, stop = item
-        if key != axis:
-            return item
-        return (key, 0, stop) if backward else (key, start, size)
-
-    return union(
-        {Relation(tuple(map(wider, r.links)), tuple(map(longer, r.present))) for r in relations}
-    )
-
-
-def limit(relations: Relations, axis: AxisKey, size: int, start: int, stop: int) -> Relations:
-    """Only positions start ≤ i < stop along `axis` keep the relations."""
-    if (start, stop) == (0, size):
-        return relations
-    return frozenset(
-        Relation(r.links, tuple(sorted((*r.present, (axis, start, stop)), key=repr)))
-        for r in relations
-    )
-
-
-def clip(relations: Relations, axis: AxisKey, size: int) -> Relations:
-    """Call a window along `axis` unbounded where it reaches past the axis from any position."""
-
-    def clipped(link: Link) -> Link:
-        if link.axis != axis or not isinstance(link, Window):
-            return link
-        lo = -INF if link.lo <= 1 - size else link.lo
-        hi = INF if link.hi >= size - 1 else link.hi
-        return Window(axis, lo, hi)
-
-    return frozenset(Relation(tuple(map(clipped, r.links)), r.present) for r in relations)
-
-
-_MOST = 16
-
-
-def union(*parts: Iterable[Relation]) -> Relations:
-    """The union, with relations joined where that loses nothing, or where there are too many."""
-    relations = frozenset().union(*parts)
-    if len(relations) < 2:
-        return relations
-    joined = _join(sorted(relations, key=repr), exact=True)
-    if len(joined) > _MOST:
-        joined = _join(joined, exact=False)
-    return frozenset(joined)
-
-
-def _join(relations: list[Relation], *, exact: bool) -> list[Relation]:
-    result: list[Relation] = []
-    for relation in relations:
-        for number, other in enumerate(result):
-            hull = _hull(other, relation)
-            if hull is not None and (not exact or _is_union(hull, other, relation)):
-                result[number] = hull
-                break
-        else:
-            result.append(relation)
-    return result if len(result) == len(relations) else _join(result, exact=exact)
-
-
-def _hull(a: Relation, b: Relation) -> Relation | None:
-    """The smallest relation above both, if their links run along the same axes."""
-    links: list[Link] = []
-    for x, y in zip(a.links, b.links, strict=True):
-        if x == y:
-            links.append(x)
-        elif isinstance(x, Window) and isinstance(y, Window) and x.axis == y.axis:
-            links.append(Window(x.axis, min(x.lo, y.lo), max(x.hi, y.hi)))
-        else:
-            return None
-    spans = {axis: (start, stop) for axis, start, stop in b.present}
-    present = tuple(
-        (axis, min(start, spans[axis][0]), max(stop, spans[axis][1]))
-        for axis, start, stop in a.present
-        if axis in spans
-    )
-    return Relation(tuple(links), present)
-
-
-def _is_union(hull: Relation, a: Relation, b: Relation) -> bool:
-    """Whether the hull holds no more than the two: they differ in one place, and touch there."""
-    if a in (hull, b) or b == hull:
-        return True
-    if a.present == b.present:
-        different = [(x, y) for x, y in zip(a.links, b.links, strict=True) if x != y]
-        if len(different) > 1:
-            return False
-        ((x, y),) = different
-        assert isinstance(x, Window) and isinstance(y, Window)
-        return max(x.lo, y.lo) <= min(x.hi, y.hi) + 1
-    if a.links != b.links or len(a.present) != len(b.present):
-        return False
-    spans = [(p, q) for p, q in zip(a.present, b.present, strict=True) if p != q]
-    if len(spans) > 1:
-        return False
-    ((p, q),) = spans
-    return p[0] == q[0] and max(p[1], q[1]) <= min(p[2], q[2])
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import Any, TypeAlias
+
+from retrodict.graph.index_atoms import (
+    INF,
+    Atom,
+    Axis,
+    Sizes,
+    Table,
+    Window,
+    as_table,
+    hull,
+    implies,
+    intersection,
+    is_empty,
+    left_range,
+    limited,
+    product,
+    renamed,
+    simplified,
+    touch,
+    unbounded,
+    union,
+)
+
+Index: TypeAlias = tuple[int, ...]
+# At most one atom for each pair of axes, in the order of the axes.
+Term: TypeAlias = tuple[Atom, ...]
 
 
 @dataclass(frozen=True)
-class Dependence:
-    """The relations of one array to every source it depends on."""
+class Relation:
+    """A union of terms. Relations of arrays of different sizes are equal if their terms are.
 
-    sources: Mapping[Hashable, Relations]
+    Attributes:
+        terms: each a conjunction of atoms.
+        left, right: the sizes of the axes of the two arrays.
+    """
+
+    terms: frozenset[Term]
+    left: Sizes = field(compare=False, repr=False, default_factory=dict)
+    right: Sizes = field(compare=False, repr=False, default_factory=dict)
 
     @staticmethod
-    def nothing() -> "Dependence":
-        """An array that depends on no source."""
-        return Dependence({})
+    def of(
+        atoms: Iterable[Atom], left: Sequence[int] | Sizes, right: Sequence[int] | Sizes
+    ) -> "Relation":
+        """The pairs that satisfy all atoms, of arrays of these shapes, or sizes by axis."""
+        left, right = (s if isinstance(s, Mapping) else dict(enumerate(s)) for s in (left, right))
+        return _union([_term(atoms, left, right)], left, right)
 
-    def __or__(self, other: "Dependence") -> "Dependence":
-        if not other.sources:
+    @staticmethod
+    def identity(shape: Sequence[int]) -> "Relation":
+        """Each element of an array with itself."""
+        return Relation.of([Window(axis, axis) for axis in range(len(shape))], shape, shape)
+
+    def __bool__(self) -> bool:
+        return bool(self.terms)
+
+    def __or__(self, other: "Relation") -> "Relation":
+        """The union."""
+        if self.terms == other.terms:
             return self
-        merged = dict(self.sources)
-        for source, relations in other.sources.items():
-            mine = merged.get(source)
-            merged[source] = (
-                relations if mine is None or mine == relations else union(mine, relations)
+        left, right = {**self.left, **other.left}, {**self.right, **other.right}
+        return _union([*self.terms, *other.terms], left, right)
+
+    def __le__(self, other: "Relation") -> bool:
+        """Whether each term is found to lie in one of the other's, so that all pairs do."""
+        return all(any(_lies_in(inner, outer) for outer in other.terms) for inner in self.terms)
+
+    def compose(self, other: "Relation") -> "Relation":
+        """The pairs (a, c) for which some b has (a, b) in this relation and (b, c) in the other.
+
+        Left axes of the other that are not right axes of this one stay left axes of the result. The
+        result is exact if each right axis of this has at most one atom to either side, limits on
+        that axis alone aside.
+        """
+        outer = {axis: size for axis, size in other.left.items() if axis not in self.right}
+        left, right = {**self.left, **outer}, other.right
+        if self.terms == other.terms == _ALL_PAIRS:
+            return Relation(_ALL_PAIRS, left, right)
+        terms = (
+            _composed(x, y, left, self.right, right)
+            for x, y in itertools.product(self.terms, other.terms)
+        )
+        return _union(terms, left, right)
+
+    def transpose(self) -> "Relation":
+        """The same pairs with left and right exchanged."""
+        terms = (_sorted(atom.transposed for atom in term) for term in self.terms)
+        return Relation(frozenset(terms), self.right, self.left)
+
+    def restrict(self, *atoms: Atom) -> "Relation":
+        """The pairs that satisfy these atoms as well."""
+        terms = (_term((*term, *atoms), self.left, self.right) for term in self.terms)
+        return _union(terms, self.left, self.right)
+
+    def move(
+        self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
+    ) -> "Relation":
+        """Number axes anew, old → new; an element gets the pairs of all along axes not named."""
+        moved = self
+        if left is not None and left != {axis: axis for axis in self.left}:
+            sizes = {new: self.left[old] for old, new in left.items()}
+            atoms = [Window(new, old) for old, new in left.items()]
+            moved = Relation.of(atoms, sizes, self.left).compose(self)
+        return moved if right is None else moved.transpose().move(right).transpose()
+
+    def free(self, left: Collection[int] = (), right: Collection[int] = ()) -> "Relation":
+        """Give each element the pairs of all elements along some axes."""
+        if not left and not right:
+            return self
+        rest = [
+            {axis: axis for axis in sizes if axis not in axes}
+            for sizes, axes in ((self.left, left), (self.right, right))
+        ]
+        return replace(self.move(*rest), left=self.left, right=self.right)
+
+    def fix(
+        self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
+    ) -> "Relation":
+        """Slice the arrays at positions along some axes, which vanish; the others move up."""
+        fixed = self
+        if left:
+            rest = [axis for axis in self.left if axis not in left]
+            fixed = self.restrict(*(left_range(axis, i, i + 1) for axis, i in left.items()))
+            fixed = fixed.move({old: new for new, old in enumerate(rest)})
+        return fixed.transpose().fix(right).transpose() if right else fixed
+
+    def unbounded(self) -> "Relation":
+        """The same pairs, with bounds of windows that exclude nothing made infinite.
+
+        Relations that differ in the sizes of the arrays alone become equal.
+        """
+
+        def widened(atom: Atom) -> Atom:
+            if isinstance(atom, Table) or atom.lo == atom.hi:
+                return atom
+            return unbounded(atom, (_size(self.left, atom.left), _size(self.right, atom.right)))
+
+        terms = frozenset(tuple(map(widened, term)) for term in self.terms)
+        return replace(self, terms=terms)
+
+    def at(self, index: Index) -> set[Index]:
+        """The indices of the right array that go with one index of the left."""
+        indices: set[Index] = set()
+        for term in self.terms:
+            positions: dict[Axis, Iterable[int]] = {a: range(n) for a, n in self.right.items()}
+            positions[None] = (0,)
+            for atom in term:
+                row = _row(atom, 0 if atom.left is None else index[atom.left], self.right)
+                positions[atom.right] = [j for j in row if j in positions[atom.right]]
+            if positions.pop(None):
+                indices.update(itertools.product(*positions.values()))
+        return indices
+
+    def aligned(self, left: int, right: int) -> bool:
+        """Whether elements go together only if they have equal positions along two axes."""
+        return all(Window(left, right) in term for term in self.terms)
+
+    def window(self, left: int, right: int) -> tuple[float, float]:
+        """The range of j − i for positions i and j along two axes."""
+        axes = left, right
+        return next((a.bounds for a in self.hull if (a.left, a.right) == axes), (-INF, INF))
+
+    @property
+    def hull(self) -> Term:
+        """One term that contains all terms: for each pair of axes, the union of their atoms."""
+
+        def either(x: Atom, y: Atom) -> Atom | None:
+            return union(x, y, (_size(self.left, x.left), _size(self.right, x.right)))
+
+        return reduce(partial(_hull, join=either), _in_order(self.terms)) if self.terms else ()
+
+    @property
+    def multiplicity(self) -> float:
+        """About how many elements of the right array go with one of the left."""
+        total = 0.0
+        for term in self.terms:
+            total += math.prod(
+                min([size, *(_mean_number(atom, size) for atom in term if atom.right == axis)])
+                for axis, size in self.right.items()
             )
-        return Dependence(merged)
+        return total
 
-    def move(self, sizes: Mapping[AxisKey, int], taken: Mapping[AxisKey, Take]) -> "Dependence":
-        """See `move`."""
-        moved = {s: move(relations, sizes, taken) for s, relations in self.sources.items()}
-        return Dependence({source: relations for source, relations in moved.items() if relations})
 
-    def map(self, fn: Callable[[Relations], Relations]) -> "Dependence":
-        """Apply a function of relations to those of every source."""
-        return Dependence({source: fn(relations) for source, relations in self.sources.items()})
+NOTHING = Relation(frozenset())
+_ALL_PAIRS: frozenset[Term] = frozenset({()})
+
+
+def coupled_axes(relation: Relation) -> frozenset[int]:
+    """The axes along which an array's relation with itself goes beyond equal positions."""
+    return frozenset(axis for axis in relation.left if not relation.aligned(axis, axis))
+
+
+def off_diagonal(relation: Relation) -> Relation:
+    """An array's relation with itself without the terms that pair elements only with themselves."""
+    diagonal = {Window(axis, axis) for axis in relation.left}
+    return replace(relation, terms=frozenset(t for t in relation.terms if not diagonal <= {*t}))
+
+
+def _row(atom: Atom, position: int, sizes: Sizes) -> Iterable[int]:
+    """The right positions that go with one left position."""
+    if isinstance(atom, Table):
+        start, stop = atom.matrix.indptr[position : position + 2]
+        return map(int, atom.places[1][start:stop])
+    last = _size(sizes, atom.right) - 1
+    return range(int(max(position + atom.lo, 0)), int(min(position + atom.hi, last)) + 1)
+
+
+def _mean_number(atom: Atom, size: int) -> float:
+    """About how many right positions go with one left position."""
+    if isinstance(atom, Table):
+        return len(atom.places[0]) / atom.shape[0]
+    lo, hi = atom.bounds
+    return (min(hi, size - 1) - max(lo, 0) if atom.left is None else hi - lo) + 1
+
+
+# Terms: conjunctions of atoms in canonical form.
+
+
+def _size(sizes: Sizes, axis: Axis) -> int:
+    return 1 if axis is None else sizes[axis]
+
+
+def _axes(atom: Atom) -> tuple[float, ...]:
+    return tuple(-INF if axis is None else axis for axis in (atom.left, atom.right))
+
+
+def _sorted(atoms: Iterable[Atom]) -> Term:
+    return tuple(sorted(atoms, key=_axes))
+
+
+def _in_order(terms: Iterable[Term]) -> list[Term]:
+    """Terms in an order that does not depend on hashes."""
+
+    def key(atom: Atom) -> tuple[Any, ...]:
+        if isinstance(atom, Window):
+            return _axes(atom), atom.lo, atom.hi
+        return _axes(atom), INF, atom.rows, atom.columns
+
+    return sorted(terms, key=lambda term: [key(atom) for atom in term])
+
+
+def _term(atoms: Iterable[Atom], left: Sizes, right: Sizes) -> Term | None:
+    """The conjunction of atoms in canonical form; None where no pair of elements satisfies it."""
+    merged: dict[tuple[Axis, Axis], Atom] = {}
+    for atom in atoms:
+        axes = atom.left, atom.right
+        merged[axes] = intersection(merged[axes], atom) if axes in merged else atom
+    _absorb_limits(merged)
+    kept: list[Atom] = []
+    for atom in merged.values():
+        shape = _size(left, atom.left), _size(right, atom.right)
+        if is_empty(atom, shape):
+            return None
+        simple = simplified(atom, shape)
+        if simple is not None:
+            kept.append(simple)
+    if any(atom.left is None or atom.right is None for atom in kept) and len(kept) > 1:
+        return _without_implied_limits(kept, left, right)
+    return _sorted(kept)
+
+
+def _absorb_limits(atoms: dict[tuple[Axis, Axis], Atom]) -> None:
+    """Put limits on an axis of a table into the table."""
+    absorbed = set()
+    for (left, right), atom in atoms.items():
+        if isinstance(atom, Table) and left is not None and right is not None:
+            for limit in {(left, None), (None, right)} & atoms.keys():
+                atom = limited(atom, atoms[limit])
+                absorbed.add(limit)
+            atoms[left, right] = atom
+    for limit in absorbed:
+        del atoms[limit]
+
+
+def _without_implied_limits(atoms: Sequence[Atom], left: Sizes, right: Sizes) -> Term | None:
+    """Drop limits that other atoms and the sizes imply; None where they contradict each other."""
+    windows = [atom for atom in atoms if isinstance(atom, Window)]
+    kept: list[Atom] = []
+    for atom in atoms:
+        limit: Atom | None = atom
+        if atom in windows and atom.right is None:
+            limit = _reduced(atom, windows, right, final=False)
+        elif atom in windows and atom.left is None:
+            limit = _reduced(atom.transposed, [w.transposed for w in windows], left, final=True)
+            limit = limit and limit.transposed
+        if limit is None:
+            return None
+        if limit.bounds != (-INF, INF):
+            kept.append(limit)
+    return _sorted(kept)
+
+
+def _reduced(limit: Atom, windows: Sequence[Window], sizes: Sizes, final: bool) -> Window | None:
+    """A limit on a left axis without the bounds that follow from windows and from the sizes.
+
+    Limits on right axes may stand in for the sizes only if they are `final`: two limits that imply
+    each other must not both be dropped. None where there is a contradiction.
+    """
+    limits = {window.right: window.bounds for window in windows if window.left is None}
+    lo, hi = limit.bounds
+    for window in windows:
+        if window.left == limit.left and window.right is not None:
+            last = sizes[window.right] - 1
+            first, end = limits.get(window.right, (0, last))
+            first, end = max(first, 0), min(end, last)
+            if max(limit.bounds[0], window.lo - end) > min(limit.bounds[1], window.hi - first):
+                return None
+            lo = -INF if limit.bounds[0] <= window.lo - (end if final else last) else lo
+            hi = INF if limit.bounds[1] >= window.hi - (first if final else 0) else hi
+    return Window(limit.left, None, lo, hi)
+
+
+def _composed(x: Term, y: Term, left: Sizes, middle: Sizes, right: Sizes) -> Term | None:
+    """The composition of two terms; None where it has no pairs."""
+    atoms = [a for a in x if a.right is None] + [b for b in y if b.left not in middle]
+    for axis, size in middle.items():
+        into, out_of = [a for a in x if a.right == axis], [b for b in y if b.left == axis]
+        if into or out_of:
+            joined = _eliminated(axis, size, into, out_of, left, right)
+            if joined is None:
+                return None
+            atoms += joined
+    return _term(atoms, left, right)
+
+
+def _eliminated(
+    axis: int, size: int, into: Sequence[Atom], out_of: Sequence[Atom], left: Sizes, right: Sizes
+) -> list[Atom] | None:
+    """Atoms that say that some position along an axis of the middle array satisfies all of these.
+
+    Pairs of atoms are enough: windows are intervals of positions along the axis, and intervals that
+    meet in pairs meet in one point (Helly).
+    """
+    if (
+        len(into) == 1
+        and into[0] == Window(into[0].left, axis)
+        and size == _size(left, into[0].left)
+    ):
+        return [renamed(atom, into[0].left, atom.right) for atom in out_of]
+    within: Atom = Window(None, axis, 0, size - 1)
+    limits = [a for a in into if a.left is None] + [b.transposed for b in out_of if b.right is None]
+    within = reduce(intersection, limits, within)
+    if is_empty(within, (1, size)):
+        return None
+    starts = [(within, 1)] + [
+        (_limited(atom, within, (left[atom.left], size)), left[atom.left])
+        for atom in into
+        if atom.left is not None
+    ]
+    ends = [(within.transposed, 1)] + [
+        (_limited(atom, within.transposed, (size, right[atom.right])), right[atom.right])
+        for atom in out_of
+        if atom.right is not None
+    ]
+    pairs = list(itertools.product(starts, ends))[1:]
+    products = (product(x, y, (n, size, m)) for (x, n), (y, m) in pairs)
+    return [atom for atom in products if atom is not None]
+
+
+def _limited(atom: Atom, within: Atom, shape: tuple[int, int]) -> Atom:
+    """An atom within a limit on one of its axes, unless products with the limit say as much."""
+    table = atom if isinstance(within, Window) else as_table(atom, shape)
+    return limited(table, within) if isinstance(table, Table) else atom
+
+
+# Unions of terms.
+
+
+def _lies_in(inner: Term, outer: Term) -> bool:
+    return all(any(implies(x, y) for x in inner) for y in outer)
+
+
+def _hull(x: Term, y: Term, join: Callable[[Atom, Atom], Atom | None] = hull) -> Term:
+    """A term that contains two: atoms of the same axes are joined, others dropped."""
+    others = {(atom.left, atom.right): atom for atom in y}
+    atoms = (
+        atom if atom == other else join(atom, other)
+        for atom in x
+        if (other := others.get((atom.left, atom.right))) is not None
+    )
+    return tuple(atom for atom in atoms if atom is not None)
+
+
+_MOST_TERMS = 16
+
+
+def _union(terms: Iterable[Term | None], left: Sizes, right: Sizes) -> Relation:
+    """The union of terms: joined where that loses nothing, or where there are too many."""
+    unique = {term for term in terms if term is not None}
+    if len(unique) > 1:
+        joined = _joined(_in_order(unique), _exact_union)
+        if len(joined) > _MOST_TERMS:
+            joined = _joined(joined, _loose_union)
+        if len(joined) > _MOST_TERMS:
+            joined = [reduce(_hull, joined)]
+        unique = {*joined}
+    return Relation(frozenset(unique), left, right)
+
+
+def _joined(terms: list[Term], union: Callable[[Term, Term], Term | None]) -> list[Term]:
+    result: list[Term] = []
+    for term in terms:
+        for number, other in enumerate(result):
+            both = union(other, term)
+            if both is not None:
+                result[number] = both
+                break
+        else:
+            result.append(term)
+    return result if len(result) == len(terms) else _joined(result, union)
+
+
+def _exact_union(x: Term, y: Term) -> Term | None:
+    """The union where it is a term: one holds the other, or they differ in windows that touch."""
+    if _lies_in(x, y) or _lies_in(y, x):
+        return y if _lies_in(x, y) else x
+    different = [(a, b) for a, b in zip(x, y, strict=False) if a != b]
+    if len(x) != len(y) or len(different) != 1:
+        return None
+    ((a, b),) = different
+    if not (isinstance(a, Window) and isinstance(b, Window) and a[:2] == b[:2] and touch(a, b)):
+        return None
+    return _hull(x, y)
+
+
+def _loose_union(x: Term, y: Term) -> Term | None:
+    """The hull of terms whose atoms have the same axes."""
+    return _hull(x, y) if list(map(_axes, x)) == list(map(_axes, y)) else None

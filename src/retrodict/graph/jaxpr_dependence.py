@@ -19,24 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from retrodict.graph.index_relations import (
-    AxisKey,
-    Dependence,
-    Relations,
-    Step,
-    Take,
-    clip,
-    identity,
-    limit,
-    move,
-    union,
-    widen,
-)
+from retrodict.graph.index_atoms import INF, Window, left_range, right_range
+from retrodict.graph.index_relations import Relation
 from retrodict.graph.primitive_rules import (
     CALLS,
     ELEMENTWISE,
     RULES,
     Abstract,
+    Dependence,
     Lazy,
     anything,
     elementwise,
@@ -69,7 +59,7 @@ class Flow:
     def dependence(self) -> Any:
         """A pytree like the function's output with an `Abstract` in place of each array."""
         arguments = [
-            Abstract(Dependence({name: identity(len(shape_of(var)))}), shape_of(var))
+            Abstract(Dependence({name: Relation.identity(shape_of(var))}), shape_of(var))
             for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
         ]
         return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
@@ -132,11 +122,17 @@ class _Reader:
     def __init__(self) -> None:
         # By identity, with the object kept so that no other can take its place.
         self._constants: dict[int, tuple[Constant, object]] = {}
+        self._scans = 0
 
     def constant_source(self, origin: object) -> Constant:
         """The name of a constant that varies: the same whenever its origin is met again."""
         name = Constant(len(self._constants))
         return self._constants.setdefault(id(origin), (name, origin))[0]
+
+    def step_axis(self) -> int:
+        """A new axis for the steps of a scan."""
+        self._scans += 1
+        return -self._scans
 
     def constant(self, value: Any) -> Abstract:
         """A constant met in a jaxpr."""
@@ -145,9 +141,9 @@ class _Reader:
         if np.size(value) > 1 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             array = np.asarray(value)
             varies = bool(np.any(array != array.flat[0]))
-        sources: dict[Hashable, Relations] = {}
+        sources: dict[Hashable, Relation] = {}
         if varies:
-            sources[self.constant_source(value)] = identity(len(shape))
+            sources[self.constant_source(value)] = Relation.identity(shape)
         return Abstract(Dependence(sources), shape, Lazy(lambda: value))
 
     def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
@@ -221,12 +217,11 @@ def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> Lazy
 
 
 def _iota(eqn: JaxprEqn, reader: _Reader) -> list[Dependence]:
-    axis = eqn.params["dimension"]
-    if eqn.params["shape"][axis] < 2:
+    axis, shape = eqn.params["dimension"], eqn.params["shape"]
+    if shape[axis] < 2:
         return [Dependence.nothing()]
-    counter = identity(1)
-    placed = move(counter, {0: 0}, {0: Take(axis, eqn.params["shape"][axis])})
-    return [Dependence({reader.constant_source(eqn): placed})]
+    counter = Relation.of([Window(axis, 0)], shape, (shape[axis],))
+    return [Dependence({reader.constant_source(eqn): counter})]
 
 
 def _branch(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
@@ -249,75 +244,58 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
     """
     num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
     length, backward, body = eqn.params["length"], eqn.params["reverse"], eqn.params["jaxpr"]
-    step = Step()
-    first = length - 1 if backward else 0
-    last = 0 if backward else length - 1
+    step = reader.step_axis()
+    steps = {step: length}
+    first, last = (length - 1, 0) if backward else (0, length - 1)
     constants, init, xs = (
         operands[:num_consts],
         operands[num_consts : num_consts + num_carry],
         operands[num_consts + num_carry :],
     )
-    slices = [_scan_input(x, step) for x in xs]
+    slices = [_step_of(x, step) for x in xs]
+    at_first = Relation.of([left_range(step, first, first + 1)], steps, {})
+    at_last = Relation.of([right_range(step, last, last + 1)], {}, steps)
+    lag = 1 if backward else -1
+    one_later = Relation.of([Window(step, step, lag, lag)], steps, steps)
+    bounds = (0.0, INF) if backward else (-INF, 0.0)
+    ever_since = Relation.of([Window(step, step, *bounds)], steps, steps)
 
-    def initial(value: Abstract) -> Dependence:
-        return value.dependence.map(lambda r: limit(r, step, length, first, first + 1))
-
-    def one_later(value: Abstract) -> Dependence:
-        shifted = Take(step, length, shift=1 if backward else -1)
-        ranged = value.dependence.map(lambda r: _present_somewhere(r, step, length))
-        moved = ranged.move({step: length}, {step: shifted})
-        return moved.map(lambda r: clip(r, step, length))
-
-    starts = [initial(value) for value in init]
+    starts = [value.dependence.through(at_first) for value in init]
     carry = [Abstract(s, v.shape) for s, v in zip(starts, init, strict=True)]
     for iteration in range(_EXACT_STEPS + 8):
         outputs = reader.read(body, [*constants, *carry, *slices])
         following = [
-            Abstract(s | one_later(o), o.shape)
+            s | o.dependence.through(one_later)
             for s, o in zip(starts, outputs[:num_carry], strict=True)
         ]
         if iteration >= _EXACT_STEPS:
-            following = [
-                Abstract(
-                    a.dependence.map(lambda r: widen(r, step, length, backward=backward)), a.shape
-                )
-                for a in following
-            ]
-        if all(
-            dict(a.dependence.sources) == dict(b.dependence.sources)
-            for a, b in zip(carry, following, strict=True)
-        ):
+            following = [dependence.through(ever_since) for dependence in following]
+        if all(c.dependence == f for c, f in zip(carry, following, strict=True)):
             break
-        carry = following
+        carry = [Abstract(f, c.shape) for f, c in zip(following, carry, strict=True)]
     else:
         worst = anything(operands)
         return [Abstract(worst, shape_of(var)) for var in eqn.outvars]
-    final: dict[AxisKey, Take] = {step: Take(step, 1, shift=last)}
-    left = [
-        Abstract(o.dependence.move({step: length}, final).move({step: 1}, {}), o.shape)
-        for o in outputs[:num_carry]
-    ]
-    return left + [_stacked(o, step, length) for o in outputs[num_carry:]]
+    final = [Abstract(o.dependence.through(at_last), o.shape) for o in outputs[:num_carry]]
+    return final + [_stacked(o, step, length) for o in outputs[num_carry:]]
 
 
-def _stacked(output: Abstract, step: Step, length: int) -> Abstract:
-    taken: dict[AxisKey, Take] = {step: Take(0, length)}
-    taken |= {axis: Take(axis + 1, size) for axis, size in enumerate(output.shape)}
+def _step_of(array: Abstract, step: int) -> Abstract:
+    """What one step of a scan sees of an array."""
+    shape = array.shape[1:]
+    sizes = {step: array.shape[0], **dict(enumerate(shape))}
+    atoms = [Window(step, 0), *(Window(axis, axis + 1) for axis in range(len(shape)))]
+    relation = Relation.of(atoms, sizes, array.shape)
+    return Abstract(array.dependence.through(relation), shape)
+
+
+def _stacked(output: Abstract, step: int, length: int) -> Abstract:
+    """The outputs of all steps of a scan as one array."""
     shape = (length, *output.shape)
     constant = None
     if output.constant is not None:
         constant = Lazy(lambda: np.broadcast_to(np.asarray(output.value), shape))
-    sizes: dict[AxisKey, int] = {step: length, **output.sizes}
-    return Abstract(output.dependence.move(sizes, taken), shape, constant)
-
-
-def _present_somewhere(relations: Relations, step: Step, length: int) -> Relations:
-    """Say of every relation at which steps it exists, so that moving it cannot lengthen it."""
-    bare = {r for r in relations if all(axis is not step for axis, _, _ in r.present)}
-    return union(limit(frozenset(bare), step, -1, 0, length), relations - bare)
-
-
-def _scan_input(operand: Abstract, step: Step) -> Abstract:
-    taken: dict[AxisKey, Take] = {0: Take(step, operand.shape[0])}
-    taken |= {a: Take(a - 1, n) for a, n in enumerate(operand.shape) if a}
-    return Abstract(operand.take(taken), operand.shape[1:])
+    sizes = {step: length, **dict(enumerate(output.shape))}
+    atoms = [Window(0, step), *(Window(axis + 1, axis) for axis in range(len(output.shape)))]
+    relation = Relation.of(atoms, shape, sizes)
+    return Abstract(output.dependence.through(relation), shape, constant)

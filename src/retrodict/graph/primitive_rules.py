@@ -4,7 +4,7 @@ One rule a primitive of JAX says where the axes of a result come from. What has 
 depend on all of its operands: a superset is always safe.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,7 +14,33 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from numpy.typing import NDArray
 
-from retrodict.graph.index_relations import AxisKey, Dependence, Relations, Take, limit, widen
+from retrodict.graph.index_atoms import INF, Atom, Table, Window, left_range, right_range
+from retrodict.graph.index_relations import Relation
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """The relations of one array to every source that it depends on."""
+
+    sources: Mapping[Hashable, Relation]
+
+    @staticmethod
+    def nothing() -> "Dependence":
+        """The dependence of an array that depends on no source."""
+        return Dependence({})
+
+    def __or__(self, other: "Dependence") -> "Dependence":
+        if not other.sources:
+            return self
+        merged = dict(self.sources)
+        for source, relation in other.sources.items():
+            merged[source] = merged[source] | relation if source in merged else relation
+        return Dependence(merged)
+
+    def through(self, relation: Relation) -> "Dependence":
+        """The dependence of a result that is related to this array."""
+        composed = {name: relation.compose(source) for name, source in self.sources.items()}
+        return Dependence({name: source for name, source in composed.items() if source})
 
 
 @dataclass(frozen=True)
@@ -26,22 +52,19 @@ class Abstract:
     constant: "Lazy | None" = None
 
     @property
-    def sizes(self) -> dict[AxisKey, int]:
-        """The array's own axes."""
-        return dict(enumerate(self.shape))
-
-    @property
     def value(self) -> NDArray[Any] | None:
         """The array itself, if it is a constant."""
         return None if self.constant is None else self.constant.value
 
-    def take(self, taken: Mapping[AxisKey, Take]) -> Dependence:
-        """The dependence of a result whose axes are taken from this array's."""
-        return self.dependence.move(self.sizes, taken)
+    def take(self, atoms: Iterable[Atom], shape: Sequence[int]) -> Dependence:
+        """The dependence of a result of this shape, which atoms relate to the array."""
+        if not self.dependence.sources:
+            return self.dependence
+        return self.dependence.through(Relation.of(atoms, shape, self.shape))
 
-    def keep(self, axes: Mapping[int, int]) -> Dependence:
-        """The dependence of a result with axes kept whole: old axis → new axis."""
-        return self.take({old: Take(new, self.shape[old]) for old, new in axes.items()})
+    def keep(self, axes: Mapping[int, int], shape: Sequence[int]) -> Dependence:
+        """The dependence of a result of this shape with axes kept whole: old axis → new axis."""
+        return self.take([Window(new, old) for old, new in axes.items()], shape)
 
 
 class Lazy:
@@ -79,7 +102,7 @@ def elementwise(operands: Sequence[Abstract], shape: tuple[int, ...]) -> Depende
         [
             operand.dependence
             if operand.shape in ((), shape)
-            else operand.keep({a: a for a, n in enumerate(operand.shape) if n == shape[a]})
+            else operand.keep({a: a for a, n in enumerate(operand.shape) if n == shape[a]}, shape)
             for operand in operands
         ]
     )
@@ -87,39 +110,43 @@ def elementwise(operands: Sequence[Abstract], shape: tuple[int, ...]) -> Depende
 
 def anything(operands: Sequence[Abstract]) -> Dependence:
     """Every position may depend on all of every operand."""
-    return together([operand.take({}) for operand in operands])
+    return together([operand.take([], ()) for operand in operands])
 
 
 def _broadcast_in_dim(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, shape = operands[0], eqn.params["shape"]
     places = eqn.params["broadcast_dimensions"]
     kept = {i: d for i, d in enumerate(places) if operand.shape[i] == shape[d]}
-    return [operand.keep(kept)]
+    return [operand.keep(kept, shape)]
 
 
 def _squeeze(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    gone = set(eqn.params["dimensions"])
-    return [_drop(operands[0], gone)]
+    return [_drop(operands[0], eqn.params["dimensions"])]
 
 
-def _drop(operand: Abstract, gone: set[int]) -> Dependence:
-    left = [axis for axis in range(len(operand.shape)) if axis not in gone]
-    return operand.keep({old: new for new, old in enumerate(left)})
+def _drop(operand: Abstract, gone: Iterable[int]) -> Dependence:
+    left = [axis for axis in range(len(operand.shape)) if axis not in {*gone}]
+    shape = [operand.shape[axis] for axis in left]
+    return operand.keep({old: new for new, old in enumerate(left)}, shape)
 
 
 def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, old, new = operands[0], operands[0].shape, eqn.params["new_sizes"]
-    taken: dict[AxisKey, Take] = {}
+    atoms: list[Atom] = []
     for old_axes, new_axes in _matching_runs(old, new):
         old_axes = [axis for axis in old_axes if old[axis] > 1]
         new_axes = [axis for axis in new_axes if new[axis] > 1]
         if len(new_axes) != 1:
             continue  # one axis split into several: no single axis of the result says where
-        sizes = [old[axis] for axis in old_axes]
-        places = np.unravel_index(np.arange(new[new_axes[0]]), sizes) if len(sizes) > 1 else [None]
-        for axis, index in zip(old_axes, places, strict=True):
-            taken[axis] = Take(new_axes[0], new[new_axes[0]], picked=index)
-    return [operand.take(taken)]
+        (place,), sizes = new_axes, [old[axis] for axis in old_axes]
+        if len(sizes) == 1:
+            atoms.append(Window(place, old_axes[0]))
+            continue
+        for axis, index in zip(
+            old_axes, np.unravel_index(np.arange(new[place]), sizes), strict=True
+        ):
+            atoms.append(Table.of_index(place, axis, old[axis], index))
+    return [operand.take(atoms, new)]
 
 
 def _matching_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -145,11 +172,12 @@ def _matching_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
 
 
 def _transpose(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    return [operands[0].keep({old: new for new, old in enumerate(eqn.params["permutation"])})]
+    kept = {old: new for new, old in enumerate(eqn.params["permutation"])}
+    return [operands[0].keep(kept, shape_of(eqn.outvars[0]))]
 
 
 def _reduce(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    gone = set(eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"])
+    gone = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
     total = together(
         [_drop(operand, gone) if operand.shape else operand.dependence for operand in operands]
     )
@@ -157,118 +185,99 @@ def _reduce(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
 
 
 def _cumulate(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    axis, operand = eqn.params["axis"], operands[0]
-    size, backward = operand.shape[axis], eqn.params["reverse"]
-    return [operand.dependence.map(lambda r: widen(r, axis, size, backward=backward))]
+    operand, along = operands[0], eqn.params["axis"]
+    lo, hi = (0.0, INF) if eqn.params["reverse"] else (-INF, 0.0)
+    atoms = [
+        Window(axis, axis, lo, hi) if axis == along else Window(axis, axis)
+        for axis in range(len(operand.shape))
+    ]
+    return [operand.take(atoms, operand.shape)]
 
 
 def _slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
-    return [operands[0].take(_sliced(starts, stops, strides))]
-
-
-def _sliced(
-    starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]
-) -> dict[AxisKey, Take]:
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True)):
-        index = np.arange(start, stop, stride)
-        taken[axis] = (
-            Take(axis, len(index), shift=int(start))
-            if stride == 1
-            else Take(axis, len(index), picked=index)
-        )
-    return taken
+    operand = operands[0]
+    atoms = [
+        Window(axis, axis, start, start)
+        if stride == 1
+        else Table.of_index(axis, axis, operand.shape[axis], np.arange(start, stop, stride))
+        for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True))
+    ]
+    return [operand.take(atoms, shape_of(eqn.outvars[0]))]
 
 
 def _dynamic_slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, starts, sizes = operands[0], operands[1:], eqn.params["slice_sizes"]
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        if size == operand.shape[axis]:
-            taken[axis] = Take(axis, size)
+    atoms = _offsets(starts, operand.shape, sizes)
+    return [operand.take(atoms, sizes) | anything(starts)]
+
+
+def _offsets(starts: Sequence[Abstract], whole: Sequence[int], part: Sequence[int]) -> list[Window]:
+    """Where the axes of a part of an array start in the whole, as far as that is constant."""
+    atoms = []
+    for axis, (start, size, length) in enumerate(zip(starts, whole, part, strict=True)):
+        if size == length:
+            atoms.append(Window(axis, axis))
         elif start.value is not None:
-            at = int(np.clip(start.value, 0, operand.shape[axis] - size))
-            taken[axis] = Take(axis, size, shift=at)
-    return [operand.take(taken) | anything(starts)]
+            offset = int(np.clip(start.value, 0, size - length))
+            atoms.append(Window(axis, axis, offset, offset))
+    return atoms
 
 
 def _dynamic_update_slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, update, *starts = operands
-    taken: dict[AxisKey, Take] = {}
-    for axis, (start, size) in enumerate(zip(starts, update.shape, strict=True)):
-        whole = operand.shape[axis]
-        if size == whole:
-            taken[axis] = Take(axis, size)
-        elif start.value is not None:
-            at = int(np.clip(start.value, 0, whole - size))
-            taken[axis] = Take(axis, whole, shift=-at)
-    placed = _inside(update).move(update.sizes, taken)
-    return [operand.dependence | placed | anything(starts)]
+    atoms = [atom.transposed for atom in _offsets(starts, operand.shape, update.shape)]
+    return [operand.dependence | update.take(atoms, operand.shape) | anything(starts)]
 
 
 def _split(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, axis = operands[0], eqn.params["axis"]
     parts, start = [], 0
-    for size in eqn.params["sizes"]:
-        starts = [start if i == axis else 0 for i in range(len(operand.shape))]
-        stops = [start + size if i == axis else n for i, n in enumerate(operand.shape)]
-        parts.append(operand.take(_sliced(starts, stops, [1] * len(starts))))
+    for size, var in zip(eqn.params["sizes"], eqn.outvars, strict=True):
+        parts.append(_shifted(operands[0], eqn.params["axis"], start, shape_of(var)))
         start += size
     return parts
+
+
+def _shifted(operand: Abstract, along: int, offset: int, shape: Sequence[int]) -> Dependence:
+    """A result whose axes are the operand's, one of them shifted."""
+    atoms = [
+        Window(axis, axis, offset, offset) if axis == along else Window(axis, axis)
+        for axis in range(len(shape))
+    ]
+    return operand.take(atoms, shape)
 
 
 def _pad(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, filler = operands
     shape = shape_of(eqn.outvars[0])
-    taken: dict[AxisKey, Take] = {}
+    atoms: list[Atom] = []
     for axis, (low, _, interior) in enumerate(eqn.params["padding_config"]):
         if interior:
-            place = np.arange(shape[axis]) - low
-            index = np.where(
-                (place >= 0) & (place % (interior + 1) == 0), place // (interior + 1), -1
-            )
-            index[index >= operand.shape[axis]] = -1
-            taken[axis] = Take(axis, shape[axis], picked=index)
+            index, rest = np.divmod(np.arange(shape[axis]) - low, interior + 1)
+            index = np.where(rest == 0, index, -1)
+            atoms.append(Table.of_index(axis, axis, operand.shape[axis], index))
         else:
-            taken[axis] = Take(axis, shape[axis], shift=-low)
-    return [_inside(operand).move(operand.sizes, taken) | filler.dependence]
-
-
-def _inside(operand: Abstract) -> Dependence:
-    """The dependence, saying on which positions it exists: for arrays placed in larger ones."""
-
-    def limited(relations: Relations) -> Relations:
-        for axis, size in enumerate(operand.shape):
-            # No range is "all of the axis" here: the axis is about to grow.
-            taken = {r for r in relations if all(a != axis for a, _, _ in r.present)}
-            relations = limit(frozenset(taken), axis, -1, 0, size) | (relations - taken)
-        return relations
-
-    return operand.dependence.map(limited)
+            atoms.append(Window(axis, axis, -low, -low))
+    return [operand.take(atoms, shape) | filler.dependence]
 
 
 def _concatenate(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     along, shape = eqn.params["dimension"], shape_of(eqn.outvars[0])
     parts, start = [], 0
     for operand in operands:
-        taken: dict[AxisKey, Take] = {
-            axis: Take(axis, size, shift=-start if axis == along else 0)
-            for axis, size in enumerate(shape)
-        }
-        parts.append(_inside(operand).move(operand.sizes, taken))
+        parts.append(_shifted(operand, along, -start, shape))
         start += operand.shape[along]
     return [together(parts)]
 
 
 def _stack(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    along, count = eqn.params["axis"], len(operands)
+    along, shape = eqn.params["axis"], shape_of(eqn.outvars[0])
     return [
         together(
             [
-                operand.keep({a: a + (a >= along) for a in range(len(operand.shape))}).map(
-                    lambda r, place=number: limit(r, along, count, place, place + 1)  # type: ignore[misc]
+                operand.take(
+                    [left_range(along, number, number + 1), *_around(along, operand.shape)], shape
                 )
                 for number, operand in enumerate(operands)
             ]
@@ -276,63 +285,62 @@ def _stack(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     ]
 
 
+def _around(along: int, shape: Sequence[int]) -> list[Window]:
+    """The axes of an array in one that has a further axis."""
+    return [Window(axis + (axis >= along), axis) for axis in range(len(shape))]
+
+
 def _unstack(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, along = operands[0], eqn.params["axis"]
-    parts = []
-    for number in range(operand.shape[along]):
-        taken: dict[AxisKey, Take] = {a: Take(a, n) for a, n in enumerate(operand.shape)}
-        taken[along] = Take(along, 1, shift=number)
-        one = Abstract(
-            operand.take(taken), (*operand.shape[:along], 1, *operand.shape[along + 1 :])
-        )
-        parts.append(_drop(one, {along}))
-    return parts
+    along, shape = eqn.params["axis"], shape_of(eqn.outvars[0])
+    rest = [atom.transposed for atom in _around(along, shape)]
+    return [
+        operands[0].take([right_range(along, number, number + 1), *rest], shape)
+        for number in range(len(eqn.outvars))
+    ]
 
 
 def _tile(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand, shape = operands[0], shape_of(eqn.outvars[0])
     first = len(shape) - len(operand.shape)
-    return [
-        operand.take(
-            {
-                axis: Take(
-                    first + axis, shape[first + axis], picked=np.arange(shape[first + axis]) % n
-                )
-                if n != shape[first + axis]
-                else Take(first + axis, n)
-                for axis, n in enumerate(operand.shape)
-            }
-        )
+    atoms = [
+        Window(first + axis, axis)
+        if n == shape[first + axis]
+        else Table.of_index(first + axis, axis, n, np.arange(shape[first + axis]) % n)
+        for axis, n in enumerate(operand.shape)
     ]
+    return [operand.take(atoms, shape)]
 
 
 def _each_its_own(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     return [operand.dependence for operand in operands]
 
 
-def _last_axis(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    """Something along the last axis, batched over the others."""
-    total = together([o.keep({a: a for a in range(len(o.shape) - 1)}) for o in operands])
-    return [total] * len(eqn.outvars)
+def _batched(number: int) -> Rule:
+    """The rule of an operation over the last axes, position by position along the others."""
+
+    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+        total = together(
+            [o.keep({a: a for a in range(len(o.shape) - number)}, o.shape) for o in operands]
+        )
+        return [total] * len(eqn.outvars)
+
+    return rule
 
 
 def _reverse(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     operand = operands[0]
-    return [
-        operand.take(
-            {
-                axis: Take(axis, n, picked=np.arange(n)[::-1])
-                if axis in eqn.params["dimensions"]
-                else Take(axis, n)
-                for axis, n in enumerate(operand.shape)
-            }
-        )
+    atoms = [
+        Table.of_index(axis, axis, n, np.arange(n)[::-1])
+        if axis in eqn.params["dimensions"]
+        else Window(axis, axis)
+        for axis, n in enumerate(operand.shape)
     ]
+    return [operand.take(atoms, operand.shape)]
 
 
 def _dot_general(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     contracted, batched = eqn.params["dimension_numbers"]
-    place = len(batched[0])
+    place, shape = len(batched[0]), shape_of(eqn.outvars[0])
     parts = []
     for operand, summed, batch in zip(operands, contracted, batched, strict=True):
         kept = {axis: number for number, axis in enumerate(batch)}
@@ -340,7 +348,7 @@ def _dot_general(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence
             if axis not in summed and axis not in batch:
                 kept[axis] = place
                 place += 1
-        parts.append(operand.keep(kept))
+        parts.append(operand.keep(kept, shape))
     return [together(parts)]
 
 
@@ -351,47 +359,43 @@ def _gather(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     batch_axes = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
     hidden = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     visible = [axis for axis in range(len(operand.shape)) if axis not in hidden]
-
-    taken: dict[AxisKey, Take] = {}
-    for axis, place in zip(visible, numbers.offset_dims, strict=True):
-        if sizes[axis] == operand.shape[axis]:
-            taken[axis] = Take(place, sizes[axis])
+    atoms: list[Atom] = [
+        Window(place, axis)
+        for axis, place in zip(visible, numbers.offset_dims, strict=True)
+        if sizes[axis] == operand.shape[axis]
+    ]
     for axis, index_axis in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
-        taken[axis] = Take(batch_axes[index_axis], operand.shape[axis])
-    explained = _constant_gather(numbers, operand, indices, batch_axes, shape)
-    taken.update(explained)
-
-    # The last axis of the indices holds the coordinates of one gathered point.
-    index_places = dict(enumerate(batch_axes))
-    located = len(explained) == len(numbers.start_index_map)
-    return [operand.take(taken) | (Dependence.nothing() if located else indices.keep(index_places))]
+        atoms.append(Window(batch_axes[index_axis], axis))
+    located = _constant_gather(numbers, operand, indices, batch_axes)
+    found = operand.take([*atoms, *located], shape)
+    if len(located) < len(numbers.start_index_map):
+        # The last axis of the indices holds the coordinates of one gathered point.
+        found = found | indices.keep(dict(enumerate(batch_axes)), shape)
+    return [found]
 
 
 def _constant_gather(
-    numbers: Any,
-    operand: Abstract,
-    indices: Abstract,
-    batch_axes: Sequence[int],
-    shape: Sequence[int],
-) -> dict[AxisKey, Take]:
+    numbers: Any, operand: Abstract, indices: Abstract, batch_axes: Sequence[int]
+) -> list[Atom]:
     """Where gathered axes come from when the index is a constant that varies along one axis."""
     if indices.value is None:
-        return {}
-    taken: dict[AxisKey, Take] = {}
+        return []
+    atoms: list[Atom] = []
     for column, axis in enumerate(numbers.start_index_map):
         if axis not in numbers.collapsed_slice_dims:
             continue
-        index = indices.value[..., column]
+        index = np.clip(indices.value[..., column], 0, operand.shape[axis] - 1)
         varying = [a for a in range(index.ndim) if np.any(np.take(index, [0], a) != index)]
-        if len(varying) > 1 or not batch_axes:
-            continue
-        along = varying[0] if varying else 0
-        line = np.moveaxis(index, along, 0).reshape(index.shape[along], -1)[:, 0]
-        line = np.clip(line, 0, operand.shape[axis] - 1).astype(np.int64)
-        taken[axis] = Take(batch_axes[along], shape[batch_axes[along]], picked=line)
-    return taken
+        if not varying and index.size:
+            position = int(index.flat[0])
+            atoms.append(right_range(axis, position, position + 1))
+        if len(varying) == 1:
+            (along,) = varying
+            line = np.moveaxis(index, along, 0).reshape(index.shape[along], -1)[:, 0]
+            atoms.append(Table.of_index(batch_axes[along], axis, operand.shape[axis], line))
+    return atoms
 
 
 def _scatter(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
@@ -400,13 +404,9 @@ def _scatter(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
 
 def _sort(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     along = eqn.params["dimension"]
-    total = together([o.keep({a: a for a in range(len(o.shape)) if a != along}) for o in operands])
-    return [total] * len(eqn.outvars)
-
-
-def _matrix(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    """Linear algebra over the last two axes, batched over the others."""
-    total = together([o.keep({a: a for a in range(len(o.shape) - 2)}) for o in operands])
+    total = together(
+        [o.keep({a: a for a in range(len(o.shape)) if a != along}, o.shape) for o in operands]
+    )
     return [total] * len(eqn.outvars)
 
 
@@ -446,12 +446,14 @@ RULES: dict[str, Rule] = {
     "squeeze": _squeeze,
     "stack": _stack,
     "tile": _tile,
-    "top_k": _last_axis,
+    "top_k": _batched(1),
     "unstack": _unstack,
     "optimization_barrier": _each_its_own,
     "transpose": _transpose,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulate),
-    **dict.fromkeys(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"), _matrix),
+    **dict.fromkeys(
+        ("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"), _batched(2)
+    ),
     **dict.fromkeys(
         (
             "argmax",

@@ -1,6 +1,6 @@
 """A NumPyro model in; its lifted dependency graph out, read without drawing anything.
 
-The densities of all sites, as functions of all values, are interpreted by `retrodict.dataflow`;
+The densities of all sites, as functions of all values, are interpreted by `jaxpr_dependence`;
 what each depends on, element by element, becomes the edges. Supports that move with other sites are
 widened to fixed ones, and sites of Python loops are recognised as families.
 """
@@ -17,17 +17,8 @@ from numpyro.distributions import constraints
 
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
-from retrodict.graph.index_relations import (
-    EVERYTHING,
-    INF,
-    Link,
-    Relation,
-    Relations,
-    Table,
-    Window,
-    array_axis,
-    union,
-)
+from retrodict.graph.index_atoms import Window
+from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
 from retrodict.graph.primitive_rules import Abstract
 from retrodict.graph.program import Evaluation, Program, Seen, own
@@ -96,10 +87,11 @@ def trace(
             dtype=shapes[name].dtype,
         )
     edges = tuple(
-        Edge(parent, name, _lifted(densities[name].dependence.sources[parent], sites, parent, name))
+        Edge(parent, name, _lifted(relations[parent], sites[name], sites[parent]))
         for name in sites
+        for relations in [densities[name].dependence.sources]
         for parent in sites
-        if parent in densities[name].dependence.sources
+        if parent in relations
     )
     sites = _with_families(sites)
     return Graph(
@@ -119,19 +111,17 @@ def _carries(found: Mapping[str, Abstract], sites: Mapping[str, Site]) -> tuple[
     carries = []
     for name, leaf in found.items():
         plates: list[str | None] = [None] * (len(leaf.shape) - 1)
-        for source, relations in leaf.dependence.sources.items():
+        for source, relation in leaf.dependence.sources.items():
             site = sites.get(str(source))
             if site is None:
                 continue
             index_axes = site.axes[1:] if site.time else site.axes
-            for relation, (plate, axis) in itertools.product(
-                relations, zip(site.plates, index_axes, strict=True)
+            for (mine, size), (plate, theirs) in itertools.product(
+                enumerate(leaf.shape[1:]), zip(site.plates, index_axes, strict=True)
             ):
-                link = relation.links[axis]
-                if isinstance(link, Window) and isinstance(link.axis, int) and link.axis > 0:
-                    aligned = (link.lo, link.hi) == (0, 0)
-                    if aligned and leaf.shape[link.axis] == site.shape[axis]:
-                        plates[link.axis - 1] = plate
+                aligned = any(Window(mine + 1, theirs) in term for term in relation.terms)
+                if aligned and size == site.shape[theirs]:
+                    plates[mine] = plate
         scan = int(name.split()[1].split(".")[0])
         carries.append(Carry(name, scan, leaf.shape[1:], tuple(plates)))
     return tuple(carries)
@@ -159,61 +149,20 @@ def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:
 def _unlike(density: Abstract) -> tuple[int, ...]:
     """Index axes along which the density changes through constants alone."""
     found = {
-        link.along
-        for source, relations in density.dependence.sources.items()
+        atom.left
+        for source, relation in density.dependence.sources.items()
         if isinstance(source, Constant)
-        for relation in relations
-        for link in relation.links
-        if link.axis is not None
+        for term in relation.terms
+        for atom in term
+        if atom.left is not None and atom.right is not None
     }
     return tuple(sorted(found))
 
 
-def _lifted(
-    relations: Relations, sites: Mapping[str, Site], parent_name: str, child_name: str
-) -> Relations:
-    """Keep the links of the parent's index axes; coordinates of one variable go together."""
-    parent, child = sites[parent_name], sites[child_name]
-
-    def simplified(link: Link, size: int) -> Link:
-        if isinstance(link, Table):
-            child_size = child.index_shape[link.along]
-            if child_size == size and np.array_equal(link.indices, np.arange(size)):
-                return Window(link.axis, 0, 0)
-            return link
-        if link.axis is None:
-            return EVERYTHING if link.lo <= 0 and link.hi >= size - 1 else link
-        span = max(child.index_shape[link.along], size) - 1
-        return Window(
-            link.axis,
-            -INF if link.lo <= -span and span else link.lo,
-            INF if link.hi >= span and span else link.hi,
-        )
-
-    def present(relation: Relation) -> Iterator[tuple[Any, int, int]]:
-        windows = [w for w in relation.links if isinstance(w, Window)]
-        for axis, start, stop in relation.present:
-            # A position whose whole window lies before the first index has no parent anyway.
-            implied = max((-w.hi for w in windows if w.axis == axis), default=0)
-            first = 0 if start <= implied else start
-            implied_end = min(
-                (parent.index_shape[i] - w.lo for i, w in enumerate(relation.links)
-                 if isinstance(w, Window) and w.axis == axis),
-                default=INF,
-            )  # fmt: skip
-            size = child.index_shape[array_axis(axis)]
-            last = size if stop >= min(size, implied_end) else stop
-            if (first, last) != (0, size):
-                yield axis, first, last
-
-    lifted = set()
-    for relation in relations:
-        links = tuple(relation.links[axis] for axis in parent.axes)
-        kept = Relation(links, relation.present)
-        kept = Relation(links, tuple(present(kept)))
-        sizes = parent.index_shape
-        lifted.add(Relation(tuple(map(simplified, links, sizes)), kept.present))
-    return union(lifted)
+def _lifted(relation: Relation, child: Site, parent: Site) -> Relation:
+    """A relation between index axes alone: coordinates of one variable go together."""
+    lifted = relation.move(right={axis: number for number, axis in enumerate(parent.axes)})
+    return Relation.identity(child.index_shape).compose(lifted).unbounded()
 
 
 def _support(found: Seen, bounds: Sequence[Abstract], observed: bool) -> tuple[Support, bool]:

@@ -6,11 +6,14 @@ plate, in time or in a loop share one network: Paige & Wood (2016), sec. 3.3 and
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
-from retrodict.graph.graph import Graph
-from retrodict.inverse.plate_relations import SAME, Constraint, Meets, join
+from retrodict.graph.graph import Graph, Site
+from retrodict.graph.index_atoms import INF, Sizes, Window
+from retrodict.graph.index_relations import Relation
 from retrodict.inverse.variable_elimination import Draw
 
 
@@ -20,17 +23,25 @@ class Input:
 
     Attributes:
         site: its name.
-        meets: which of its elements an element of the factor sees; axes are the factor's plates and
-            the site's. Empty constraints: all of them, as a set.
         label: its name for the network: relative to the factor's own step in a loop.
-        steps: where both lie in the same scan, which steps it sees, relative to the factor's own:
-            (−1, −1) the step before, (0, inf) this one and the future. Otherwise None.
+        relation: which of its elements a copy of the factor sees. The left axes are those that the
+            factor is repeated over (time first, then plates), the right axes are the site's own.
+        same_scan: whether site and factor lie in the same scan, so that their first axes are steps
+            of the same series.
     """
 
     site: str
     label: str
-    meets: Meets
-    steps: tuple[float, float] | None = None
+    relation: Relation
+    same_scan: bool = False
+
+    @property
+    def steps(self) -> tuple[float, float] | None:
+        """The steps seen of a site in the same scan, relative to the factor's own; else None.
+
+        (−1, −1) is the step before, (0, inf) this one and the future.
+        """
+        return self.relation.window(0, 0) if self.same_scan else None
 
 
 @dataclass(frozen=True)
@@ -148,10 +159,8 @@ def _belongs(graph: Graph, block: Sequence[Draw], draw: Draw, chain: Mapping[str
         return False
     free = [axis for axis in range(len(site.plates)) if axis not in draw.joint]
     for member in block:
-        meets = draw.parents.get(member.node)
-        if meets is None:
-            return False
-        if any(Constraint(axis, axis, SAME) not in meet for meet in meets for axis in free):
+        relation = draw.parents.get(member.node)
+        if relation is None or not all(relation.aligned(axis, axis) for axis in free):
             return False
     return True
 
@@ -163,38 +172,38 @@ def _factor(
     site = graph.sites[latents[0]]
     joint = frozenset().union(*(draw.joint for copy in copies for draw in copy))
     free = [axis for axis in range(len(site.plates)) if axis not in joint]
-    renumber = {axis: number for number, axis in enumerate(free)}
 
-    met: dict[str, list[Meets]] = {}
+    seen: dict[str, list[Relation]] = {}
     reached: dict[str, set[tuple[int, int]]] = {}
     for copy in copies:
         inside = {draw.node for draw in copy}
         for draw in copy:
-            for parent, meets in draw.parents.items():
+            for parent, relation in draw.parents.items():
                 if parent in inside:
                     continue
-                met.setdefault(parent.site, []).append(_renumbered(meets, renumber))
-                if draw.node.step is not None and parent.step is not None:
-                    reached.setdefault(parent.site, set()).add((draw.node.step, parent.step))
+                moved = relation.move({axis: number for number, axis in enumerate(free)})
+                seen.setdefault(parent.site, []).append(moved)
+                if draw.node.step is not None and graph.sites[parent.site].scan == site.scan:
+                    steps = reached.setdefault(parent.site, set())
+                    steps.add((draw.node.step, parent.step or 0))
     label = _labels(graph, latents)
-    inputs = tuple(
-        Input(
-            name,
-            label(name),
-            join(*met[name]),
-            _window(graph, site.scan, name, reached.get(name), drawn.last_step),
-        )
-        for name in sorted(met, key=drawn.order.__getitem__)
-    )
+    inputs = []
+    for name in sorted(seen, key=drawn.order.__getitem__):
+        in_time = site.time or graph.sites[name].time
+        relation = (_common if in_time else _union)(seen[name])
+        relation = _with_time(relation, site, graph.sites[name])
+        if name in reached:
+            relation = relation.restrict(Window(0, 0, *_window(reached[name], drawn.last_step)))
+        inputs.append(Input(name, label(name), relation, name in reached))
     return Factor(
         latents=latents,
-        context=frozenset(met),
+        context=frozenset(seen),
         plates=tuple(site.plates[axis] for axis in free),
-        network=_network(graph, copies[0], label, met, drawn),
+        network=_network(graph, copies[0], label, seen, drawn),
         labels=tuple(map(label, latents)),
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],
-        inputs=inputs,
+        inputs=tuple(inputs),
         own=copies[0][0].own,
     )
 
@@ -211,28 +220,33 @@ def _labels(graph: Graph, latents: Sequence[str]) -> Callable[[str], str]:
     return label
 
 
-def _renumbered(meets: Meets, renumber: Mapping[int, int]) -> Meets:
-    """Constraints on the axes a factor is repeated over, counted among those."""
-    return join(
-        frozenset(
-            c._replace(mine=renumber.get(c.mine, c.mine))
-            for c in meet
-            if c.mine in renumber or c.mine < 0
-        )
-        for meet in meets
-    )
+def _union(relations: Sequence[Relation]) -> Relation:
+    return reduce(or_, relations)
 
 
-def _window(
-    graph: Graph,
-    scan: int | None,
-    name: str,
-    reached: set[tuple[int, int]] | None,
-    last: int,
-) -> tuple[float, float] | None:
+def _common(relations: Sequence[Relation]) -> Relation:
+    """What is true at all of a few steps, so that it may be said of the steps that follow."""
+    first = relations[0]
+    if all(relation == first for relation in relations):
+        return first
+    atoms = set.intersection(*({*term} for relation in relations for term in relation.terms))
+    return Relation.of(atoms, first.left, first.right)
+
+
+def _with_time(relation: Relation, latent: Site, site: Site) -> Relation:
+    """A relation between plates as one between all index axes, of which time is the first."""
+
+    def moved(sizes: Sizes, time: bool) -> dict[int, int]:
+        return {axis: axis + time for axis in sizes}
+
+    relation = relation.move(moved(relation.left, latent.time), moved(relation.right, site.time))
+    lengths = [{0: s.shape[0]} if s.time else {} for s in (latent, site)]
+    left, right = {**lengths[0], **relation.left}, {**lengths[1], **relation.right}
+    return replace(relation, left=left, right=right)
+
+
+def _window(reached: set[tuple[int, int]], last: int) -> tuple[float, float]:
     """The steps seen, relative to one's own; to the end of the series where that is the rule."""
-    if reached is None or graph.sites[name].scan != scan:
-        return None
     offsets = [theirs - mine for mine, theirs in reached]
     lo: float = min(offsets)
     hi: float = max(offsets)
@@ -240,9 +254,9 @@ def _window(
     for mine, theirs in reached:
         by_step.setdefault(mine, []).append(theirs)
     if hi > 0 and len(by_step) > 2 and all(max(seen) == last for seen in by_step.values()):
-        hi = float("inf")
+        hi = INF
     if lo < 0 and len(by_step) > 2 and all(min(seen) == 0 for seen in by_step.values()):
-        lo = float("-inf")
+        lo = -INF
     return lo, hi
 
 

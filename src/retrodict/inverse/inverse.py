@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from retrodict.graph.graph import Graph
-from retrodict.graph.index_relations import Window
+from retrodict.graph.index_atoms import INF, Window
 from retrodict.inverse.factors import Factor, make_factors
 from retrodict.inverse.orderings import blanket, faithful, filter_steps
-from retrodict.inverse.plate_relations import neighbours
 from retrodict.inverse.variable_elimination import Draw, Network, Node, unroll_time
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ class Inverse:
             drawn: set[tuple[int, ...]] = set()
             for index in _elements(network, draw):
                 variable = site.variable(_with_step(draw.node, index))
-                for parent, meets in draw.parents.items():
-                    for other in neighbours(meets, index, network.sizes[parent]):
+                for parent, relation in draw.parents.items():
+                    for other in relation.at(index):
                         name = sites[parent.site].variable(_with_step(parent, other))
                         inverse.add_edge(name, variable)
-                for other in neighbours(draw.among, index, network.sizes[draw.node]) & drawn:
+                for other in draw.among.at(index) & drawn:
                     inverse.add_edge(site.variable(_with_step(draw.node, other)), variable)
                 drawn.add(index)
         return inverse
@@ -192,25 +191,15 @@ def _alternates(graph: Graph) -> bool:
 
 def _longest_lag(graph: Graph) -> int:
     """The longest finite reach in time of any edge."""
-    lags = [
-        abs(bound)
-        for edge in graph.edges
-        if graph.sites[edge.parent].time and graph.sites[edge.child].time
-        for relation in edge.relations
-        for link in relation.links[:1]
-        if isinstance(link, Window) and link.axis == 0
-        for bound in (link.lo, link.hi)
-        if abs(bound) != float("inf")
-    ]
-    starts = [
-        stop
-        for edge in graph.edges
-        if graph.sites[edge.child].time
-        for relation in edge.relations
-        for axis, start, stop in relation.present
-        if axis == 0 and start == 0
-    ]
-    return int(max([*lags, *starts, 1]))
+    lags = [1.0]
+    for edge in graph.edges:
+        windows = [a for t in edge.relation.terms for a in t if isinstance(a, Window)]
+        if graph.sites[edge.child].time and graph.sites[edge.parent].time:
+            lags += [abs(bound) for w in windows if w[:2] == (0, 0) for bound in w.bounds]
+        if graph.sites[edge.child].time:
+            # Steps of which only the first few depend on the parent.
+            lags += [1 - w.lo for w in windows if w[:2] == (0, None) and w.hi == INF]
+    return int(max(lag for lag in lags if lag != INF))
 
 
 def _loop_steps(graph: Graph) -> dict[str, int]:

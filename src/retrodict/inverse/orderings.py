@@ -6,7 +6,7 @@ Three ways to turn a graph round: `blanket` (Paige & Wood 2016, sec. 3.1), `fait
 
 from collections.abc import Callable, Collection, Sequence
 
-from retrodict.inverse.plate_relations import coupled_axes
+from retrodict.graph.index_relations import NOTHING, coupled_axes
 from retrodict.inverse.variable_elimination import (
     Draw,
     MoralGraph,
@@ -26,15 +26,13 @@ def blanket(network: Network) -> list[Draw]:
     Keeps the local dependence of the model (proposition 1); siblings under a common parent come out
     independent of each other.
     """
-    children = network.children
     known = set(network.observed)
     draws: list[Draw] = []
     for node in reversed([n for n in network.nodes if n not in network.observed]):
-        around = markov_blanket(network, node, children[node])
-        among = around.pop(node, frozenset())
-        parents = {other: meets for other, meets in around.items() if other in known}
-        joint = coupled_axes(among, len(network.sizes[node]))
-        draws.append(Draw(node, parents, among, joint, descending=True))
+        around = markov_blanket(network, node)
+        among = around.pop(node, NOTHING)
+        parents = {other: relation for other, relation in around.items() if other in known}
+        draws.append(Draw(node, parents, among, coupled_axes(among), descending=True))
         known.add(node)
     return draws
 

@@ -6,7 +6,6 @@ What divide and conquer needs to know of the structure, see `retrodict.divide`.
 from retrodict.graph.graph import Graph
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
-from retrodict.inverse.plate_relations import SAME, Constraint
 
 
 def divisible(inverse: Inverse) -> bool:
@@ -28,8 +27,7 @@ def _is_local(graph: Graph, factor: Factor) -> bool:
         for number, plate in enumerate(factor.plates):
             if plate not in site.plates:
                 return False
-            aligned = Constraint(number, site.plates.index(plate), SAME)
-            if any(aligned not in meet for meet in seen.meets):
+            if not seen.relation.aligned(number, site.plates.index(plate)):
                 return False
     return True
 

@@ -2,8 +2,8 @@
 
 The two constructions that turn a graph round stand on these: Markov blankets (Paige & Wood 2016,
 sec. 3.1) and variable elimination in the moral graph (Webb et al. 2018). Both work on lifted nodes:
-a node is a site at one step, with all of its plate elements, and `retrodict.meets` says which
-elements are neighbours.
+a node is a site at one step, with all of its plate elements, and a relation between the plates of
+two nodes says which of their elements are neighbours.
 """
 
 from collections import defaultdict
@@ -12,27 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-from scipy.sparse import csr_array
-
-from retrodict.graph.graph import Edge, Graph, Site, related
-from retrodict.graph.index_relations import EVERYTHING, Link, Relation, array_axis
-from retrodict.graph.index_relations import Table as IndexTable
-from retrodict.inverse.plate_relations import (
-    NO_AXIS,
-    Constraint,
-    Meet,
-    Meets,
-    Table,
-    compose,
-    constraint_places,
-    contains,
-    coupled_axes,
-    flip,
-    forget,
-    join,
-    multiplicity,
-)
+from retrodict.graph.graph import Edge, Graph, Site
+from retrodict.graph.index_relations import NOTHING, Relation, coupled_axes, off_diagonal
 
 
 class Node(NamedTuple):
@@ -54,7 +35,7 @@ class Network:
 
     sizes: Mapping[Node, tuple[int, ...]]
     observed: frozenset[Node]
-    parents: Mapping[Node, Mapping[Node, Meets]]
+    parents: Mapping[Node, Mapping[Node, Relation]]
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -91,7 +72,7 @@ def unroll_time(graph: Graph, steps: Sequence[int]) -> Network:
                 times = reversed(range(steps[site.scan]))
             order.extend(Node(inner, t) for t in times for inner in inside)
     sizes = {node: _plate_sizes(graph.sites[node.site]) for node in order}
-    parents: dict[Node, dict[Node, Meets]] = {node: {} for node in order}
+    parents: dict[Node, dict[Node, Relation]] = {node: {} for node in order}
     for edge in graph.edges:
         _add_edge(graph, edge, steps, parents)
     observed = frozenset(node for node in order if graph.sites[node.site].observed)
@@ -103,110 +84,24 @@ def _plate_sizes(site: Site) -> tuple[int, ...]:
 
 
 def _add_edge(
-    graph: Graph, edge: Edge, steps: Sequence[int], parents: dict[Node, dict[Node, Meets]]
+    graph: Graph, edge: Edge, steps: Sequence[int], parents: dict[Node, dict[Node, Relation]]
 ) -> None:
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
-    child_times = [None] if child.scan is None else range(steps[child.scan])
-    for child_time in child_times:
-        mine = parents[Node(child.name, child_time)]
-        for relation in edge.relations:
-            if child_time is not None and any(
-                axis == 0 and not start <= child_time < stop
-                for axis, start, stop in relation.present
-            ):
-                continue
-            for parent_time, meet in _parent_meets(relation, child, parent, child_time, steps):
-                node = Node(parent.name, parent_time)
-                mine[node] = join(mine.get(node, frozenset()), {meet})
+    for child_step in [None] if child.scan is None else range(steps[child.scan]):
+        relation = edge.relation.fix(left={} if child_step is None else {0: child_step})
+        into = parents[Node(child.name, child_step)]
+        if parent.scan is None:
+            _add(into, Node(parent.name), relation)
+            continue
+        for (parent_step,) in relation.move(left={}, right={0: 0}).at(()):
+            if parent_step < steps[parent.scan]:
+                fixed = relation.fix(right={0: parent_step})
+                _add(into, Node(parent.name, parent_step), fixed)
 
 
-def _parent_meets(
-    relation: Relation, child: Site, parent: Site, time: int | None, steps: Sequence[int]
-) -> Iterable[tuple[int | None, Meet]]:
-    """The parent's steps that a relation reaches from one step of the child, each with its meet."""
-    shift = int(child.time)
-    fixed = frozenset(
-        Constraint(array_axis(axis) - shift, NO_AXIS, places)
-        for axis, start, stop in relation.present
-        if not (child.time and axis == 0)
-        for places in [_range(child.index_shape[array_axis(axis)], start, stop)]
-        if places is not None
-    )
-    plate_links = relation.links[1:] if parent.time else relation.links
-    plate_sizes = _plate_sizes(parent)
-    constraints = fixed | {
-        constraint
-        for number, (link, size) in enumerate(zip(plate_links, plate_sizes, strict=True))
-        for constraint in _constraint(link, number, size, child, time)
-    }
-    if not parent.time:
-        yield None, frozenset(constraints)
-        return
-    assert parent.scan is not None
-    reach, length = relation.links[0], steps[parent.scan]
-    if reach.axis is None or (child.time and reach.axis == 0):
-        index = (time or 0,) + (0,) * (len(child.index_shape) - 1)
-        for (parent_time,) in related(Relation((reach,)), index, (length,)):
-            yield parent_time, frozenset(constraints)
-        return
-    # A plate of the child runs along the parent's time: only some of its elements meet a step.
-    axis = reach.along - shift
-    size = _plate_sizes(child)[axis]
-    for parent_time in range(length):
-        hits = [
-            position
-            for position in range(size)
-            if (parent_time,)
-            in related(Relation((reach._replace(axis=0),)), (position,), (parent.shape[0],))
-        ]
-        if hits:
-            places = Table.of_places((size, 1), np.array(hits), np.zeros(len(hits), int))
-            yield parent_time, frozenset({*constraints, Constraint(axis, NO_AXIS, places)})
-
-
-def _range(size: int, start: int, stop: int) -> Table | None:
-    if (start, stop) == (0, size):
-        return None
-    rows = np.arange(start, stop)
-    return Table.of_places((size, 1), rows, np.zeros(len(rows), int))
-
-
-def _constraint(
-    link: Link, number: int, size: int, child: Site, time: int | None
-) -> Iterable[Constraint]:
-    """What a link to a plate axis of the parent says, seen from the child."""
-    if link == EVERYTHING:
-        return
-    shift = int(child.time)
-    if link.axis is None or (child.time and link.axis == 0):
-        index = (time or 0,) + (0,) * (len(child.index_shape) - 1)
-        hits = np.array([i for (i,) in related(Relation((link,)), index, (size,))], int)
-        if len(hits) < size:
-            places = Table.of_places((1, size), np.zeros(len(hits), int), hits)
-            yield Constraint(NO_AXIS, number, places)
-        return
-    axis = link.along - shift
-    child_size = _plate_sizes(child)[axis]
-    found = constraint_places(_matrix(link, child_size, size))
-    if found is not None:
-        yield Constraint(axis, number, found)
-
-
-def _matrix(link: Link, rows: int, columns: int) -> csr_array:
-    if isinstance(link, IndexTable):
-        index = link.indices
-        hit = (index >= 0) & (index < columns)
-        places = (np.flatnonzero(hit), index[hit])
-    else:
-        lo, hi = max(link.lo, -rows), min(link.hi, columns)
-        if hi - lo > 64 and rows > 1000:
-            return csr_array(np.ones((1, 1), bool))  # as good as everything, and far cheaper
-        offsets = np.arange(int(lo), int(hi) + 1)
-        row = np.repeat(np.arange(rows), len(offsets))
-        column = row + np.tile(offsets, rows)
-        hit = (column >= 0) & (column < columns)
-        places = (row[hit], column[hit])
-    return csr_array((np.ones(len(places[0]), bool), places), shape=(rows, columns))
+def _add(relations: dict[Node, Relation], node: Node, relation: Relation) -> None:
+    if relation:
+        relations[node] = relations.get(node, NOTHING) | relation
 
 
 @dataclass(frozen=True)
@@ -223,8 +118,8 @@ class Draw:
     """
 
     node: Node
-    parents: Mapping[Node, Meets]
-    among: Meets = frozenset()
+    parents: Mapping[Node, Relation]
+    among: Relation = NOTHING
     joint: frozenset[int] = frozenset()
     descending: bool = False
     own: bool = False
@@ -239,7 +134,7 @@ class MoralGraph:
 
     sizes: Mapping[Node, tuple[int, ...]]
     given: frozenset[Node]
-    adjacent: defaultdict[Node, dict[Node, Meets]] = field(
+    adjacent: defaultdict[Node, dict[Node, Relation]] = field(
         default_factory=lambda: defaultdict(dict)
     )
 
@@ -248,64 +143,50 @@ class MoralGraph:
         """Join every node of `families` with its parents, and these with each other."""
         moral = MoralGraph(network.sizes, frozenset(given))
         for child in families:
-            moral._marry(child, network.parents[child], frozenset())
-            for parent, meets in network.parents[child].items():
-                moral._connect(child, parent, meets)
+            moral._marry(network.parents[child])
+            for parent, relation in network.parents[child].items():
+                moral._connect(child, parent, relation)
         return moral
 
-    def _marry(self, middle: Node, around: Mapping[Node, Meets], hidden: frozenset[int]) -> None:
+    def _marry(self, around: Mapping[Node, Relation]) -> None:
         """Join the neighbours of one node with each other, and each with itself."""
-        others = list(around)
-        for number, u in enumerate(others):
-            for v in others[number:]:
-                if not (u in self.given and v in self.given):
-                    shared = compose(flip(around[u]), around[v], self.sizes[middle], hidden)
-                    self._connect(u, v, shared)
+        for u, v, relation in self._joins(around):
+            self._connect(u, v, relation)
 
-    def _connect(self, u: Node, v: Node, meets: Meets) -> None:
-        if u in self.given and v in self.given:
-            return
-        if u == v:
-            # An element is no neighbour of itself.
-            meets = frozenset(m for m in meets if coupled_axes(frozenset({m}), len(self.sizes[u])))
-        if not meets:
-            return
-        self.adjacent[u][v] = join(self.adjacent[u].get(v, frozenset()), meets)
-        if u != v:
-            self.adjacent[v][u] = flip(self.adjacent[u][v])
+    def _joins(self, around: Mapping[Node, Relation]) -> Iterable[tuple[Node, Node, Relation]]:
+        """Pairs of neighbours of one node that are not both given, and which elements share it."""
+        nodes = list(around)
+        for number, u in enumerate(nodes):
+            for v in nodes[number:]:
+                if not (u in self.given and v in self.given):
+                    relation = around[u].transpose().compose(around[v])
+                    yield u, v, off_diagonal(relation) if u == v else relation
+
+    def _connect(self, u: Node, v: Node, relation: Relation) -> None:
+        if relation and not (u in self.given and v in self.given):
+            self.adjacent[u][v] = self.adjacent[u].get(v, NOTHING) | relation
+            if u != v:
+                self.adjacent[v][u] = self.adjacent[u][v].transpose()
 
     def fill(self, node: Node) -> float:
         """How many pairs of variables eliminating one element of a node would join."""
-        around, hidden = self._around(node)
+        around, _ = self._around(node)
         total = 0.0
-        others = list(around)
-        for number, u in enumerate(others):
-            many = multiplicity(around[u], self.sizes[u])
-            for v in others[number:]:
-                if u in self.given and v in self.given:
-                    continue
-                shared = compose(flip(around[u]), around[v], self.sizes[node], hidden)
-                if u == v:
-                    ndim = len(self.sizes[u])
-                    shared = frozenset(m for m in shared if coupled_axes(frozenset({m}), ndim))
-                known = self.adjacent[u].get(v, frozenset())
-                if all(any(contains(k, m) for k in known) for m in shared):
-                    continue
-                pairs = many * (
-                    (many - 1) / 2 if u == v else multiplicity(around[v], self.sizes[v])
-                )
-                total += pairs
+        for u, v, relation in self._joins(around):
+            if not relation <= self.adjacent[u].get(v, NOTHING):
+                many = around[u].multiplicity
+                total += many * ((many - 1) / 2 if u == v else around[v].multiplicity)
         return total
 
-    def _around(self, node: Node) -> tuple[dict[Node, Meets], frozenset[int]]:
-        itself = self.adjacent[node].get(node, frozenset())
-        hidden = coupled_axes(itself, len(self.sizes[node]))
+    def _around(self, node: Node) -> tuple[dict[Node, Relation], frozenset[int]]:
+        """The neighbours of a node, whose coupled elements go together, and the coupled axes."""
+        coupled = coupled_axes(self.adjacent[node].get(node, NOTHING))
         around = {
-            other: forget(meets, hidden)
-            for other, meets in self.adjacent[node].items()
+            other: relation.free(left=coupled)
+            for other, relation in self.adjacent[node].items()
             if other != node
         }
-        return around, hidden
+        return around, coupled
 
     def eliminate(self, node: Node) -> Draw:
         """Remove a node, joining its neighbours; what is left around it is what it is drawn from.
@@ -313,20 +194,13 @@ class MoralGraph:
         Along an axis on which its elements are coupled they go one after the other, the last first,
         and each then meets all of those before it.
         """
-        around, hidden = self._around(node)
-        self._marry(node, around, hidden)
-        itself = self.adjacent[node].get(node, frozenset())
+        around, coupled = self._around(node)
+        self._marry(around)
+        itself = self.adjacent[node].get(node, NOTHING)
         for other in around:
             del self.adjacent[other][node]
         del self.adjacent[node]
-        return Draw(node, around, among=forget_both(itself, hidden), joint=hidden)
-
-
-def forget_both(meets: Meets, axes: frozenset[int]) -> Meets:
-    """Drop the constraints on axes of a node's relation to itself."""
-    return join(
-        frozenset(c for c in meet if c.mine not in axes and c.theirs not in axes) for meet in meets
-    )
+        return Draw(node, around, among=itself.free(coupled, coupled), joint=coupled)
 
 
 def eliminate_all(
@@ -361,20 +235,16 @@ def eliminate_all(
     return draws[::-1]
 
 
-def markov_blanket(network: Network, node: Node, children: Collection[Node]) -> dict[Node, Meets]:
+def markov_blanket(network: Network, node: Node) -> dict[Node, Relation]:
     """MB(x): parents, children, and parents of children, with the elements of each.
 
     The node itself is among them where its elements share a child.
     """
-    blanket: dict[Node, Meets] = dict(network.parents[node])
-    for child in children:
-        to_child = flip(network.parents[child][node])
-        blanket[child] = join(blanket.get(child, frozenset()), to_child)
-        for parent, meets in network.parents[child].items():
-            shared = compose(to_child, meets, network.sizes[child], frozenset())
-            if parent == node:
-                ndim = len(network.sizes[node])
-                shared = frozenset(m for m in shared if coupled_axes(frozenset({m}), ndim))
-            if shared:
-                blanket[parent] = join(blanket.get(parent, frozenset()), shared)
+    blanket = dict(network.parents[node])
+    for child in network.children[node]:
+        to_child = network.parents[child][node].transpose()
+        _add(blanket, child, to_child)
+        for parent, relation in network.parents[child].items():
+            shared = to_child.compose(relation)
+            _add(blanket, parent, off_diagonal(shared) if parent == node else shared)
     return blanket

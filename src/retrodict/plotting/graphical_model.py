@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from retrodict.graph.graph import Edge, Graph
-from retrodict.graph.index_relations import Link, Window
+from retrodict.graph.index_atoms import Window
 from retrodict.inverse.factors import Factor, Input
 from retrodict.inverse.inverse import Inverse
 from retrodict.plotting.diagram.elements import Box, Diagram, DiagramEdge, DiagramNode
@@ -32,11 +32,13 @@ def _parent_steps(graph: Graph, edge: Edge) -> tuple[bool, str]:
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
     if not (parent.time and child.time and parent.scan == child.scan):
         return True, ""
-    time_links: list[Link] = [relation.links[0] for relation in edge.relations]
-    windows = [w for w in time_links if isinstance(w, Window) and w.axis == 0]
-    same_step = len(windows) < len(time_links) or any(w.lo <= 0 <= w.hi for w in windows)
-    offsets = [(w.lo, w.hi) for w in windows if (w.lo, w.hi) != (0, 0)]
-    return same_step, ", ".join(sorted({_step_range(lo, hi) for lo, hi in offsets}))
+    offsets = [
+        next((a.bounds for a in term if isinstance(a, Window) and a[:2] == (0, 0)), None)
+        for term in edge.relation.terms
+    ]
+    same_step = any(window is None or window[0] <= 0 <= window[1] for window in offsets)
+    others = {_step_range(*window) for window in offsets if window not in (None, (0, 0))}
+    return same_step, ", ".join(sorted(others))
 
 
 def _step_range(lo: float, hi: float) -> str:

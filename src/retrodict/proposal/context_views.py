@@ -1,22 +1,114 @@
-"""Arrays of values in; the part that one copy of a factor sees out, nested as sets and series are.
+"""The part of arrays of values that one copy of a factor sees, nested as sets and series are.
 
-A `Leaf` is one array with a way of looking at each of its index axes: at the copy's own element, at
-a group of elements, at all of them. Leaves that share a group stand below a `Branch`.
+A `Leaf` is one array with the relation that says which of its elements a copy sees. Where a copy
+sees more than one position along an axis, the axis is a group: a set or a series. Leaves that share
+a group stand below a `Branch`.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import reduce
+from operator import and_, or_
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
-from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from jaxtyping import Array, Bool, Int
 
 from retrodict.estimators.encoders import Context, Elements
 from retrodict.graph.element_covariates import CovariateKey
+from retrodict.graph.index_atoms import Atom, Table, Window, satisfied
+from retrodict.graph.index_relations import Relation
 from retrodict.proposal.scope import Scope
+
+Position: TypeAlias = Int[Array, ""]
+Masks: TypeAlias = dict[int, Bool[Array, " positions"]]
+
+
+def select(relation: Relation, array: Array, index: Sequence[Position]) -> tuple[Array, Masks]:
+    """The elements of an array that go with one element of the left array of a relation.
+
+    Args:
+        relation: its right axes are the first axes of the array.
+        array: the right array.
+        index: of the element of the left array.
+
+    Returns:
+        The array with axes of one position removed and others cut to positions that may be related;
+        and, by axis, which of these are related, unless all are. Where a removed axis or the index
+        itself says that nothing is related, the array is zero.
+    """
+    term = relation.hull
+    related = [_holds(atom, index, 0) for atom in term if atom.right is None]
+    masks: Masks = {}
+    for axis, size in sorted(relation.right.items(), reverse=True):
+        atoms = [atom for atom in term if atom.right == axis]
+        aligned = next(filter(is_position, atoms), None)
+        if aligned is not None:
+            position = _position(aligned, index) + int(aligned.lo)
+            rest = [atom for atom in atoms if atom != aligned]
+            if aligned.lo != 0 or relation.left[aligned.left or 0] > size:
+                rest.append(Window(None, axis, 0, size - 1))
+            related += [_holds(atom, index, position) for atom in rest]
+            array = jnp.take(array, jnp.clip(position, 0, size - 1), axis)
+        elif atoms:
+            positions, conditions = _candidates(atoms, index, size)
+            if len(positions) < size or isinstance(positions, jnp.ndarray):
+                array = jnp.take(array, jnp.clip(positions, 0, size - 1), axis)
+            if conditions:
+                masks[axis] = reduce(and_, conditions)
+    return jnp.where(reduce(and_, related), array, 0) if related else array, masks
+
+
+def is_position(atom: Atom) -> TypeGuard[Window]:
+    """Whether an atom leaves one right position for each position along an axis of the left."""
+    return isinstance(atom, Window) and atom.left is not None and atom.lo == atom.hi
+
+
+def _candidates(
+    atoms: Sequence[Atom], index: Sequence[Position], size: int
+) -> tuple[Array | np.ndarray, list[Bool[Array, " positions"]]]:
+    """Positions along an axis among which all related ones are, and conditions that tell which."""
+    chosen = min(atoms, key=lambda atom: _width(atom, size))
+    rest = [atom for atom in atoms if atom != chosen]
+    conditions = []
+    everywhere = np.arange(size)
+    positions: Array | np.ndarray = everywhere
+    if chosen.left is None:
+        positions = everywhere[satisfied(chosen, np.zeros_like(everywhere), everywhere)]
+    elif isinstance(chosen, Table):
+        positions, mask = (jnp.asarray(part)[_position(chosen, index)] for part in chosen.padded)
+        conditions.append(mask)
+    elif _width(chosen, size) < size:
+        offsets = np.arange(int(chosen.lo), int(chosen.hi) + 1)
+        positions = _position(chosen, index) + offsets
+        rest.append(Window(None, chosen.right, 0, size - 1))
+    else:
+        rest.append(chosen)
+    return positions, conditions + [_holds(atom, index, positions) for atom in rest]
+
+
+def _position(atom: Atom, index: Sequence[Position]) -> Position | int:
+    """The position along the left axis of an atom."""
+    return 0 if atom.left is None else index[atom.left]
+
+
+def _width(atom: Atom, size: int) -> float:
+    """The largest number of right positions that go with one left position."""
+    if isinstance(atom, Table):
+        return int(atom.padded[0].shape[1])
+    lo, hi = atom.bounds
+    return 1 + (min(hi, size - 1) - max(lo, 0) if atom.left is None else hi - lo)
+
+
+def _holds(atom: Atom, index: Sequence[Position], positions: Any) -> Bool[Array, " positions"]:
+    """Which right positions go with the position of an element of the left array."""
+    here = _position(atom, index)
+    if isinstance(atom, Window):
+        offsets = jnp.asarray(positions) - here
+        return (offsets >= atom.lo) & (offsets <= atom.hi)
+    columns, mask = (jnp.asarray(part)[here] for part in atom.padded)
+    return jnp.any((jnp.asarray(positions)[..., None] == columns) & mask, -1)
 
 
 class InputName(NamedTuple):
@@ -27,11 +119,13 @@ class InputName(NamedTuple):
         name: of the site, the leaf of a carry, the covariate, or the plate.
         detail: further distinction: how far in time an entry lies from the copy's own step, or the
             groups that a plate's elements are assigned to.
+        number: of inputs that are equal in all of these.
     """
 
     kind: Literal["site", "carry", "constants", "parents", "plate", "members", "group", "time"]
     name: str
     detail: str = ""
+    number: int = 0
 
     def __str__(self) -> str:
         return f"{self.name}{self.detail}"
@@ -71,7 +165,7 @@ Source: TypeAlias = SiteSource | CarrySource | CovariateSource
 
 
 class Group(NamedTuple):
-    """An axis that is not looked at element by element: a set, or a series in time.
+    """An axis along which a copy sees several positions: a set, or a series in time.
 
     Attributes:
         name: of the input.
@@ -84,128 +178,65 @@ class Group(NamedTuple):
     ordered: bool = False
 
 
-class Aligned(NamedTuple):
-    """Take the element at the copy's own index, or at a distance from it."""
+class View(NamedTuple):
+    """How an axis of an array is presented.
 
-    copy_axis: int
-    offset: int = 0
-
-
-class Whole(NamedTuple):
-    """Keep all elements; of a series, those at a distance of at least `since` from one's own step.
-
-    `since` counts in the direction of time, which runs from the last element to the first where
-    `reverse` is set.
+    Attributes:
+        groups: none where one position is seen, one group, or an outer and an inner group.
+        members: for two groups, the table from the outer group to the positions along the axis.
     """
 
-    group: Group
-    since: int | None = None
-    reverse: bool = False
-
-
-class Members:
-    """Keep the elements that belong to the copy, by a constant table with a row for each copy."""
-
-    def __init__(self, group: Group, copy_axis: int | None, matrix: csr_array) -> None:
-        self.group, self.copy_axis = group, copy_axis
-        self.table, self.mask = _padded(matrix)
-
-
-class Grouped:
-    """Replace an axis by two: the groups that a constant index makes, and their members."""
-
-    def __init__(self, outer: Group, inner: Group, matrix: csr_array) -> None:
-        self.outer, self.inner = outer, inner
-        self.table, self.mask = _padded(matrix)
-
-
-Pick: TypeAlias = Aligned | Whole | Members | Grouped
-
-
-def membership(owner: NDArray[np.int64], number: int) -> csr_array:
-    """A row for each of `number` groups, true at the elements that it owns; −1 owns none."""
-    owned = owner >= 0
-    ones = np.ones(int(owned.sum()), bool)
-    return csr_array((ones, (owner[owned], np.flatnonzero(owned))), shape=(number, len(owner)))
-
-
-def _padded(matrix: csr_array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The columns of each row's nonzeros, filled up to equal length."""
-    counts = np.diff(matrix.indptr)
-    width = max(int(counts.max(initial=0)), 1)
-    place = np.arange(width) < counts[:, None]
-    table = np.zeros((len(counts), width), np.int32)
-    table[place] = matrix.indices
-    return table, place
+    groups: tuple[Group, ...] = ()
+    members: Table | None = None
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the context: which values, and how each of its index axes is looked at."""
+    """One array of the context.
+
+    Attributes:
+        name: of the input.
+        source: where the array comes from.
+        support: of its elements.
+        shape: of the array, without a batch.
+        axes: its axes that are looked at element by element; the others belong to one element.
+        relation: from the copies to these axes: which elements a copy sees.
+        views: how each of these axes is presented.
+    """
 
     name: InputName
     source: Source
     support: Any
-    shape: tuple[int, ...]  # of the array, without a batch
-    picks: Mapping[int, Pick]  # by axis of the array
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    relation: Relation
+    views: tuple[View, ...]
 
     def select(
-        self, scope: Scope, index: Sequence[Int[Array, ""]]
-    ) -> tuple[Array, list[Group], dict[Group, Array]]:
-        """The elements seen by the copy at `index`, the groups of its first axes, their masks."""
-        array = self.source.get(scope)
-        kept: dict[int, list[Group]] = {}
-        masks: dict[Group, Array] = {}
-        for axis in sorted(self.picks, reverse=True):
-            match self.picks[axis]:
-                case Aligned(copy_axis, offset):
-                    place = index[copy_axis] + offset
-                    inside = (place >= 0) & (place < array.shape[axis])
-                    taken = jnp.take(array, jnp.clip(place, 0, array.shape[axis] - 1), axis)
-                    array = taken if offset == 0 else jnp.where(inside, taken, 0)
-                case Whole(group, since, reverse):
-                    kept[axis] = [group]
-                    if since is not None:
-                        distance = jnp.arange(array.shape[axis]) - index[0]
-                        masks[group] = (-distance if reverse else distance) >= since
-                case Members() as members:
-                    row = 0 if members.copy_axis is None else index[members.copy_axis]
-                    array = jnp.take(array, jnp.asarray(members.table)[row], axis)
-                    kept[axis] = [members.group]
-                    masks[members.group] = jnp.asarray(members.mask)[row]
-                case Grouped() as grouped:
-                    array = jnp.take(array, grouped.table, axis)
-                    kept[axis] = [grouped.outer, grouped.inner]
-                    masks[grouped.inner] = jnp.asarray(grouped.mask)
-        groups: list[Group] = []
-        places: list[int] = []
+        self, scope: Scope, index: Sequence[Position]
+    ) -> tuple[Array, dict[Group, Bool[Array, "..."]]]:
+        """The elements seen by the copy at `index`, with groups as first axes, and their masks."""
+        array = jnp.moveaxis(self.source.get(scope), self.axes, range(len(self.axes)))
+        array, by_axis = select(self.relation, array, index)
+        masks = {self.views[axis].groups[-1]: mask for axis, mask in by_axis.items()}
         position = 0
-        for axis in range(len(self.shape)):
-            if axis in kept:
-                for group in kept[axis]:
-                    groups.append(group)
-                    places.append(position)
-                    position += 1
-            elif axis not in self.picks:
-                position += 1
-        return jnp.moveaxis(array, places, range(len(places))), groups, masks
+        for groups, members in self.views:
+            if members is not None:
+                columns, entries = members.padded
+                array = jnp.take(array, columns, position)
+                masks[groups[-1]] = jnp.asarray(entries)
+            position += len(groups)
+        return array, masks
 
     @property
     def event_shape(self) -> tuple[int, ...]:
-        """What is left when every index axis has been looked at."""
-        return tuple(n for axis, n in enumerate(self.shape) if axis not in self.picks)
+        """The shape of one element."""
+        return tuple(n for axis, n in enumerate(self.shape) if axis not in self.axes)
 
     @property
     def groups(self) -> list[Group]:
         """The groups of its axes, in the order of the array."""
-        found: list[Group] = []
-        for axis in sorted(self.picks):
-            pick = self.picks[axis]
-            if isinstance(pick, Whole | Members):
-                found.append(pick.group)
-            elif isinstance(pick, Grouped):
-                found += [pick.outer, pick.inner]
-        return found
+        return [group for view in self.views for group in view.groups]
 
 
 @dataclass(frozen=True)
@@ -228,15 +259,15 @@ def leaves_of(tree: Sequence[Leaf | Branch]) -> list[Leaf]:
 def read(
     tree: Sequence[Leaf | Branch],
     scope: Scope,
-    index: Sequence[Int[Array, ""]],
+    index: Sequence[Position],
     above: tuple[Group, ...] = (),
 ) -> Context:
     """What the copy at `index` sees, by input; `above` are the groups that hold these."""
     inputs: dict[Hashable, Any] = {}
     for node in tree:
         if isinstance(node, Leaf):
-            array, groups, _ = node.select(scope, index)
-            places = [groups.index(group) for group in above]
+            array, _ = node.select(scope, index)
+            places = [node.groups.index(group) for group in above]
             inputs[node.name] = jnp.moveaxis(array, places, range(len(places)))
         else:
             inside = (*above, node.group)
@@ -246,11 +277,14 @@ def read(
 
 
 def _mask(
-    branch: Branch, scope: Scope, index: Sequence[Int[Array, ""]], above: tuple[Group, ...]
+    branch: Branch, scope: Scope, index: Sequence[Position], above: tuple[Group, ...]
 ) -> Array | None:
-    array, groups, masks = leaves_of(branch.children)[0].select(scope, index)
-    mask = masks.get(branch.group)
-    if mask is None:
+    """Which positions of a group any of its leaves shows; None if all of them."""
+    leaves = leaves_of(branch.children)
+    selected = [leaf.select(scope, index) for leaf in leaves]
+    masks = [masks[branch.group] for _, masks in selected if branch.group in masks]
+    if len(masks) < len(leaves):
         return None
+    array, groups = selected[0][0], leaves[0].groups
     sizes = tuple(array.shape[groups.index(group)] for group in above)
-    return jnp.broadcast_to(mask, sizes)
+    return jnp.broadcast_to(reduce(or_, masks), sizes)

@@ -1,50 +1,45 @@
-"""A factor and the values of all sites in; what its network draws, and what it sees, out.
+"""How the context of a factor is read from the values of sites (Paige & Wood 2016, sec. 3.3).
 
-Parents aligned with a copy of the factor are plain inputs. Whole plates become sets, plates
-within plates sets of sets; observations grouped by a constant index are pooled by group. A whole
-series becomes a series. What the steps before hold is the scan's carry. Elements that differ by
-constants of the model bring their design. Paige & Wood (2016), sec. 3.3.
+Parents aligned with a copy of the factor are plain inputs. Whole plates are sets, plates within
+plates sets of sets; observations grouped by a constant index are pooled by group. A whole series is
+a series; earlier steps are represented by the scan's carry. Elements that differ by constants of
+the model have these as covariates.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 from jaxtyping import Array, Int
 from numpyro.distributions import constraints
-from scipy.sparse import csr_array
 
 from retrodict.estimators.coordinates import widest_support
 from retrodict.estimators.encoders import Context, Series, Set
 from retrodict.estimators.features import Value
 from retrodict.graph.element_covariates import CovariateKey
 from retrodict.graph.graph import Graph, Site
-from retrodict.graph.index_relations import Table as IndexTable
-from retrodict.graph.index_relations import Window
+from retrodict.graph.index_atoms import INF, Table, Window, renamed
+from retrodict.graph.index_relations import Relation, Term
 from retrodict.inverse.factors import Factor, Input
-from retrodict.inverse.plate_relations import NO_AXIS, SAME, Constraint, Table
 from retrodict.proposal.context_views import (
-    Aligned,
     Branch,
     CarrySource,
     CovariateSource,
     Group,
-    Grouped,
     InputName,
     Leaf,
-    Members,
-    Pick,
     SiteSource,
-    Whole,
+    View,
+    is_position,
     leaves_of,
-    membership,
     read,
 )
-from retrodict.proposal.copies import copy_axes
+from retrodict.proposal.copies import Copies, copy_axes
 from retrodict.proposal.scope import Scope
 
 Spec: TypeAlias = Value | Set | Series
+# By the input and the atoms that say which of its positions a copy sees.
+Groups: TypeAlias = dict[tuple[InputName, Term], Group]
 
 
 @dataclass(frozen=True)
@@ -100,9 +95,11 @@ def context_tree(
         factor: one of its inverse.
         covariates: see `retrodict.graph.element_covariates`.
     """
-    leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen)]
-    leaves += _carry_leaves(graph, factor)
-    leaves += _covariate_leaves(graph, factor, leaves, covariates)
+    sizes = Copies.of(graph, factor).sizes
+    groups: Groups = {}
+    leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen, groups)]
+    leaves += _carry_leaves(graph, factor, sizes)
+    leaves += _covariate_leaves(graph, factor, sizes, leaves, covariates)
     tree = _branches(graph, leaves, [leaf.groups for leaf in leaves])
     return ContextTree(factor, tuple(map(_spec, tree)), tree)
 
@@ -140,32 +137,65 @@ def _breadth(graph: Graph, group: Group) -> float:
     return sum(group.plate in site.plates for site in graph.sites.values())
 
 
-def _site_leaves(graph: Graph, factor: Factor, seen: Input) -> list[Leaf]:
+def _site_leaves(graph: Graph, factor: Factor, seen: Input, groups: Groups) -> list[Leaf]:
     """A site of the context, as one array or, in time, as one for each step that is seen."""
     site = graph.sites[seen.site]
-    meet: frozenset[Constraint] = frozenset.intersection(*seen.meets)
-    shift = int(factor.time)
-    plate_axes = site.axes[1:] if site.time else site.axes
-    picks: dict[int, Pick] = {}
     # Elements drawn together are positions of one vector, and so is what belongs to each of them.
     together = {plate for name in factor.latents for plate in graph.sites[name].plates} - set(
         factor.plates
     )
-    for number, (plate, axis) in enumerate(zip(site.plates, plate_axes, strict=True)):
-        if plate in together:
-            continue
-        picks[axis] = _plate_pick(graph, site, number, plate, meet, shift)
-        series = _runs_along(graph, site, number)
-        if series is not None and isinstance(picks[axis], Whole):
-            group = _series_group(series)
-            onward = follows_time(graph, factor) == series
-            reverse = graph.reversed_scans[series]
-            picks[axis] = Whole(group, 0 if onward else None, reverse)
-    if not site.time:
-        support = widest_support(site.support, site.shape, picks)
-        name = InputName("site", seen.label)
-        return [Leaf(name, SiteSource(site.name), support, site.shape, picks)]
-    return _step_leaves(graph, factor, seen, picks)
+    names = ["", *site.plates] if site.time else site.plates
+    looked_at = [axis for axis, plate in enumerate(names) if plate not in together]
+    axes = tuple(site.axes[axis] for axis in looked_at)
+    support = widest_support(site.support, site.shape, axes)
+    moved = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
+    scans = [_scan_along(graph, site, axis) for axis in looked_at]
+    leaves = []
+    for name, relation in _parts_in_time(graph, factor, seen, moved, scans):
+        term = relation.hull
+        views = tuple(
+            _view(graph, site, axis, scan, tuple(a for a in term if a.right == number), groups)
+            for number, (axis, scan) in enumerate(zip(looked_at, scans, strict=True))
+        )
+        source = SiteSource(site.name)
+        leaves.append(Leaf(name, source, support, site.shape, axes, relation, views))
+    return leaves
+
+
+def _parts_in_time(
+    graph: Graph, factor: Factor, seen: Input, relation: Relation, scans: Sequence[int | None]
+) -> list[tuple[InputName, Relation]]:
+    """A site as one series, or as each of the steps that are seen.
+
+    A factor that is drawn in the direction of time sees the past in the carry.
+    """
+    scan = follows_time(graph, factor)
+    backward = scan is not None and graph.reversed_scans[scan]
+    bounds = (-INF, 0.0) if backward else (0.0, INF)
+    if not seen.same_scan:
+        for number, along in enumerate(scans):
+            free = all(atom.right != number for atom in relation.hull)
+            if scan is not None and along == scan and free:
+                relation = relation.restrict(Window(0, number, *bounds))
+        return [(InputName("site", seen.label), relation)]
+    if scan is not None:
+        relation = relation.restrict(Window(0, 0, *bounds))
+    lo, hi = relation.window(0, 0)
+    if not relation:
+        return []
+    if INF in (-lo, hi):
+        if scan is not None:
+            # Summaries of what is to come include the step itself.
+            relation = relation.free(right=[0]).restrict(Window(0, 0, *bounds))
+        return [(InputName("site", seen.label), relation)]
+    reverse = graph.reversed_scans[graph.sites[seen.site].scan or 0]
+    parts = []
+    for step in sorted(range(int(lo), int(hi) + 1), reverse=reverse):
+        # Steps are counted in the direction of time.
+        detail = f"{-step if reverse else step:+d}" if step else ""
+        name = InputName("site", seen.label, detail)
+        parts.append((name, relation.restrict(Window(0, 0, step, step))))
+    return parts
 
 
 def follows_time(graph: Graph, factor: Factor) -> int | None:
@@ -177,142 +207,128 @@ def follows_time(graph: Graph, factor: Factor) -> int | None:
     return scan if factor.backward == graph.reversed_scans[scan] else None
 
 
-def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pick]) -> list[Leaf]:
-    site = graph.sites[seen.site]
-    assert site.scan is not None
+def _view(
+    graph: Graph, site: Site, axis: int, scan: int | None, atoms: Term, groups: Groups
+) -> View:
+    """How an axis of a site is presented, of which a copy sees the positions that atoms allow."""
 
-    def leaf(pick: Pick, step: int = 0) -> Leaf:
-        looked_at = {0: pick, **picks}
-        support = widest_support(site.support, site.shape, looked_at)
-        name = InputName("site", seen.label, f"{step:+d}" if step else "")
-        return Leaf(name, SiteSource(site.name), support, site.shape, looked_at)
+    def group(name: InputName, plate: str | None = None, ordered: bool = False) -> Group:
+        others = sum(other == name for other, _ in groups)
+        new = Group(name._replace(number=others), plate if others == 0 else None, ordered)
+        return groups.setdefault((name, tuple(renamed(a, a.left, 0) for a in atoms)), new)
 
-    series = _series_group(site.scan)
-    if seen.steps is None:
-        return [leaf(Whole(series))]
-    reverse = graph.reversed_scans[site.scan]
-    # As distances in the direction of time, of which the negative ones are the past.
-    lo, hi = (-seen.steps[1], -seen.steps[0]) if reverse else seen.steps
-    if follows_time(graph, factor) is not None:
-        lo = max(lo, 0)  # the past is in the carry
-    if hi < lo:
-        return []
-    if np.isinf(hi) or np.isinf(lo):
-        return [leaf(Whole(series, int(lo) if np.isfinite(lo) else None, reverse))]
-    return [
-        leaf(Aligned(0, -step if reverse else step), step) for step in range(int(lo), int(hi) + 1)
-    ]
-
-
-def _series_group(scan: int) -> Group:
-    return Group(InputName("time", str(scan)), ordered=True)
-
-
-def _plate_pick(
-    graph: Graph,
-    site: Site,
-    number: int,
-    plate: str,
-    meet: frozenset[Constraint],
-    shift: int,
-) -> Pick:
-    """How an axis of a plate is looked at: at one element, at a group of them, or whole."""
-    here = [c for c in meet if c.theirs == number]
-    for constraint in here:
-        if constraint.places == SAME:
-            return Aligned(constraint.mine + shift)
-    tables = [c for c in here if isinstance(c.places, Table)]
-    if tables:
-        chosen = min(tables, key=lambda c: len(c.places.rows))  # type: ignore[union-attr]
-        copy_axis = None if chosen.mine == NO_AXIS else chosen.mine + shift
-        return Members(Group(InputName("members", plate)), copy_axis, chosen.places.matrix)  # type: ignore[union-attr]
-    grouping = _grouping(graph, site, number)
+    if any(is_position(atom) for atom in atoms):
+        return View()
+    if scan is not None and all(INF in (-atom.bounds[0], atom.bounds[1]) for atom in atoms):
+        return View((group(InputName("time", str(scan)), ordered=True),))
+    plate = site.plates[axis - int(site.time)]
+    if atoms:
+        return View((group(InputName("members", plate)),))
+    grouping = _grouping(graph, site, plate)
     if grouping is not None:
-        outer, matrix = grouping
-        inner = Group(InputName("group", plate, outer))
-        return Grouped(Group(InputName("plate", outer), outer), inner, matrix)
-    return Whole(Group(InputName("plate", plate), plate))
+        outer, table = grouping
+        inner = group(InputName("group", plate, outer))
+        return View((group(InputName("plate", outer), outer), inner), table)
+    return View((group(InputName("plate", plate), plate),))
 
 
-def _grouping(graph: Graph, site: Site, number: int) -> tuple[str, csr_array] | None:
-    """The plate whose elements a constant index assigns this plate's to, if there is just one."""
-    axis = number + int(site.time)
-    found: dict[str, IndexTable] = {}
+def _grouping(graph: Graph, site: Site, plate: str) -> tuple[str, Table] | None:
+    """The plate whose elements a constant index assigns this plate's to, if there is just one.
+
+    With it comes the table from the elements of that plate to those of this.
+    """
+    axis = site.plates.index(plate) + int(site.time)
+    found: dict[str, Table] = {}
     for child in graph.sites.values():
         if child.plates != site.plates or child.time != site.time:
             continue
         for edge in graph.parents(child.name).values():
             parent = graph.sites[edge.parent]
-            if len(edge.relations) != 1 or parent.time:
+            if len(edge.relation.terms) != 1 or parent.time:
                 continue
-            (relation,) = edge.relations
-            for plate, link in zip(parent.plates, relation.links, strict=True):
-                if isinstance(link, IndexTable) and link.axis == axis and plate not in site.plates:
-                    found[plate] = link
-    if len(found) != 1:
+            for atom in edge.relation.hull:
+                if isinstance(atom, Table) and atom.left == axis and atom.right is not None:
+                    found[parent.plates[atom.right]] = atom
+    outer = [name for name in found if name not in site.plates]
+    if len(outer) != 1 or not found[outer[0]].is_function:
         return None
-    ((plate, link),) = found.items()
-    return plate, membership(link.indices, graph.plates[plate])
+    return outer[0], found[outer[0]].transposed
 
 
-def _runs_along(graph: Graph, site: Site, number: int) -> int | None:
-    """The scan whose steps a plate outside of it is aligned with, if any."""
+def _scan_along(graph: Graph, site: Site, axis: int) -> int | None:
+    """The scan along whose steps an index axis runs: in the scan, or of a plate outside of it."""
     if site.time:
-        return None
+        return site.scan if axis == 0 else None
     for edge in graph.parents(site.name).values():
         parent = graph.sites[edge.parent]
-        if parent.time:
-            for relation in edge.relations:
-                link = relation.links[0]
-                if isinstance(link, Window) and (link.axis, link.lo, link.hi) == (number, 0, 0):
-                    return parent.scan
+        if parent.time and any(Window(axis, 0) in term for term in edge.relation.terms):
+            return parent.scan
     return None
 
 
-def _carry_leaves(graph: Graph, factor: Factor) -> list[Leaf]:
+def _carry_leaves(graph: Graph, factor: Factor, copies: tuple[int, ...]) -> list[Leaf]:
     scan = follows_time(graph, factor)
     leaves = []
     for carry in graph.carries:
         if carry.scan != scan:
             continue
-        picks: dict[int, Pick] = {0: Aligned(0)}
-        for axis, plate in enumerate(carry.plates):
+        axes, atoms = [0], [Window(0, 0)]
+        for axis, plate in enumerate(carry.plates, 1):
             if plate is not None and plate in factor.plates:
-                picks[axis + 1] = Aligned(1 + factor.plates.index(plate))
-        steps = graph.scan_lengths[carry.scan]
+                atoms.append(Window(1 + factor.plates.index(plate), len(axes)))
+                axes.append(axis)
+        shape = (graph.scan_lengths[carry.scan], *carry.shape)
+        relation = Relation.of(atoms, copies, [shape[axis] for axis in axes])
+        views = (View(),) * len(axes)
         name, source = InputName("carry", carry.name), CarrySource(carry.name)
-        leaves.append(Leaf(name, source, constraints.real, (steps, *carry.shape), picks))
+        leaves.append(Leaf(name, source, constraints.real, shape, tuple(axes), relation, views))
     return leaves
 
 
 def _covariate_leaves(
-    graph: Graph, factor: Factor, leaves: Sequence[Leaf], covariates: Mapping[CovariateKey, Array]
+    graph: Graph,
+    factor: Factor,
+    sizes: tuple[int, ...],
+    leaves: Sequence[Leaf],
+    covariates: Mapping[CovariateKey, Array],
 ) -> list[Leaf]:
     """Covariates of every site that runs along the same axes as one that is seen.
 
     On which parents an element depends is needed only where it is seen as one of a whole set:
     elsewhere the alignment says it.
     """
+    seen = [(leaf.source.site, leaf) for leaf in leaves if isinstance(leaf.source, SiteSource)]
     found: dict[CovariateKey, Leaf] = {}
-    shapes: list[tuple[Site, dict[int, Pick]]] = []
-    for name in factor.latents:
-        axes = copy_axes(graph.sites[name], factor)
-        if axes:
-            picks: dict[int, Pick] = {axis: Aligned(copy) for copy, axis in enumerate(axes)}
-            shapes.append((graph.sites[name], picks))
-    shapes += [
-        (graph.sites[leaf.source.site], dict(leaf.picks))
-        for leaf in leaves
-        if isinstance(leaf.source, SiteSource)
-    ]
-    for like, picks in shapes:
-        as_set = any(isinstance(p, Whole) and not p.group.ordered for p in picks.values())
+    for name, leaf in [*_latent_leaves(graph, factor, sizes), *seen]:
+        like = graph.sites[name]
+        numbers = tuple(map(like.axes.index, leaf.axes))
+        as_set = any(g.plate in like.plates for view in leaf.views for g in view.groups)
         for key, array in covariates.items():
             site = graph.sites[key.site]
             same = (site.plates, site.time) == (like.plates, like.time)
-            if not same or key in found or not picks or (key.kind == "parents" and not as_set):
-                continue
-            by_number = {i: picks[axis] for i, axis in enumerate(like.axes) if axis in picks}
-            label, source = InputName(key.kind, key.site), CovariateSource(key)
-            found[key] = Leaf(label, source, constraints.real, array.shape, by_number)
+            if same and numbers and key not in found and (key.kind == "constants" or as_set):
+                found[key] = replace(
+                    leaf,
+                    name=InputName(key.kind, key.site),
+                    source=CovariateSource(key),
+                    support=constraints.real,
+                    shape=array.shape,
+                    axes=numbers,
+                )
     return list(found.values())
+
+
+def _latent_leaves(graph: Graph, factor: Factor, sizes: tuple[int, ...]) -> list[tuple[str, Leaf]]:
+    """The factor's own latents, each copy with its own elements."""
+    leaves = []
+    for name in factor.latents:
+        site = graph.sites[name]
+        axes = copy_axes(site, factor)
+        aligned = [Window(axis, axis) for axis in range(len(axes))]
+        relation, views = Relation.of(aligned, sizes, sizes), (View(),) * len(axes)
+        source = SiteSource(name)
+        leaf = Leaf(
+            InputName("site", name), source, site.support, site.shape, axes, relation, views
+        )
+        leaves.append((name, leaf))
+    return leaves

@@ -6,7 +6,7 @@ that holds for every child, the factor's conditional is known up to a constant.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -18,11 +18,10 @@ from jaxtyping import Array, Float
 from retrodict.estimators.analytic.family import ConditionalMoments, Target
 from retrodict.estimators.coordinates import coordinate_table
 from retrodict.graph.graph import Edge, Graph, Site
-from retrodict.graph.index_relations import Link, Table, Window
+from retrodict.graph.index_atoms import Table, Window
 from retrodict.graph.moments import NO_INFORMATION
 from retrodict.graph.program import Evaluation, Expect
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.context_views import Group, InputName, Members, membership
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.scope import Scope, carry_at
 from retrodict.types import Values
@@ -37,13 +36,14 @@ class Child(NamedTuple):
         name: of the site.
         axes: of its array (of one step in time), those that the factor's plates run along.
         scalar: whether it has one density per entry.
-        members: where a constant index assigns its elements to copies, the elements of each copy.
+        members: where a constant index assigns its elements to copies, the table from copies to
+            their elements along the axis.
     """
 
     name: str
     axes: tuple[int, ...]
     scalar: bool
-    members: Members | None = None
+    members: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FactorModel:
             site = self.graph.sites[child.name]
             shape = site.shape[1:] if self.scan is not None else site.shape
             rest = int(np.prod([n for a, n in enumerate(shape) if a not in child.axes]))
-            sizes.append(rest * (1 if child.members is None else child.members.table.shape[1]))
+            sizes.append(rest * (1 if child.members is None else child.members.padded[0].shape[1]))
         return sizes
 
     @property
@@ -123,8 +123,8 @@ class FactorModel:
         """Entries of a child by copy; `fill` where a copy has fewer than others."""
         moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
         if child.members is not None:
-            exists = child.members.mask
-            moved = moved[child.members.table]
+            elements, exists = child.members.padded
+            moved = moved[elements]
             exists = exists.reshape(*exists.shape, *(1 for _ in moved.shape[2:]))
             moved = jnp.where(exists, moved, fill)
         return moved.reshape(*self.copies.plate_sizes, -1)
@@ -240,31 +240,26 @@ def parent_known(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> 
 
 def within_step(edge: Edge) -> bool:
     """Whether the child depends on its parent in the same step of a scan."""
-    times = [relation.links[0] for relation in edge.relations]
-    return any(not isinstance(link, Window) or link.lo <= 0 <= link.hi for link in times)
+    return bool(edge.relation.restrict(Window(0, 0)))
 
 
 def _members(
     graph: Graph, factor: Factor, site: Site, edges: list[Edge]
-) -> tuple[tuple[int], Members] | None:
+) -> tuple[tuple[int], Table] | None:
     """The axis of a child's array whose elements a constant index assigns to copies, and how."""
     if len(factor.plates) != 1 or factor.time or site.time:
         return None
     (plate,) = factor.plates
     tables = {
-        link
+        next((a for a in term if isinstance(a, Table) and a.right == axis), None)
         for edge in edges
-        for relation in edge.relations
-        for name, link in zip(graph.sites[edge.parent].plates, relation.links, strict=True)
-        if name == plate
+        for axis in [graph.sites[edge.parent].plates.index(plate)]
+        for term in edge.relation.terms
     }
-    if len(tables) != 1:
+    table = tables.pop()
+    if table is None or tables or table.left is None or not table.is_function:
         return None
-    (index,) = tables
-    if not isinstance(index, Table):
-        return None
-    matrix = membership(index.indices, graph.plates[plate])
-    return (site.axes[index.along],), Members(Group(InputName("members", plate)), 0, matrix)
+    return (site.axes[table.left],), replace(table.transposed, left=0, right=0)
 
 
 def _aligned_axes(
@@ -278,14 +273,10 @@ def _aligned_axes(
         parent = graph.sites[edge.parent]
         if scan is not None and not within_step(edge):
             return None
-        for relation in edge.relations:
-            links = relation.links[int(parent.time) :]
-            for plate, link in zip(parent.plates, links, strict=True):
-                if plate in factor.plates and not _aligned(link, first + site.plates.index(plate)):
-                    return None
+        for axis, plate in enumerate(parent.plates, int(parent.time)):
+            if plate in factor.plates and not edge.relation.aligned(
+                first + site.plates.index(plate), axis
+            ):
+                return None
     shift = int(scan is not None)
     return tuple(site.axes[first + site.plates.index(plate)] - shift for plate in factor.plates)
-
-
-def _aligned(link: Link, axis: int) -> bool:
-    return isinstance(link, Window) and (link.axis, link.lo, link.hi) == (axis, 0, 0)
