@@ -244,10 +244,10 @@ def _site_leaves(graph: Graph, factor: Factor, seen: Input, groups: Groups) -> l
     looked_at = [axis for axis, plate in enumerate(names) if plate not in together]
     axes = tuple(site.axes[axis] for axis in looked_at)
     support = widened(site.support, site.shape, axes)
-    moved = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
+    whole = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
     scans = [_scan_along(graph, site, axis) for axis in looked_at]
     leaves = []
-    for label, relation in _parts_in_time(graph, factor, seen, moved, scans):
+    for label, relation in _parts_in_time(graph, factor, seen, whole, scans):
         term = relation.hull
         views = tuple(
             _view(graph, site, axis, scan, tuple(a for a in term if a.right == number), groups)
@@ -387,15 +387,14 @@ def _design_leaves(
     A site's `place`, which elements of others it depends on, is needed only where it is seen as
     one of a whole set: elsewhere the alignment says it.
     """
-    own = []
+    aligned = []
     for name in factor.latents:
         site = graph.sites[name]
         axes = _own_axes(site, factor)
-        aligned = [Window(axis, axis) for axis in range(len(axes))]
-        relation, views = Relation.of(aligned, copies, copies), (View(),) * len(axes)
-        own.append(Leaf(name, name, site.support, site.shape, axes, relation, views))
+        relation, views = Relation.identity(copies), (View(),) * len(axes)
+        aligned.append(Leaf(name, name, site.support, site.shape, axes, relation, views))
     found: dict[str, Leaf] = {}
-    for leaf in [*own, *(leaf for leaf in leaves if leaf.key in graph.sites)]:
+    for leaf in [*aligned, *(leaf for leaf in leaves if leaf.key in graph.sites)]:
         like = graph.sites[leaf.key]
         numbers = tuple(map(like.axes.index, leaf.axes))
         as_set = any(View((Group(plate),)) in leaf.views for plate in like.plates)
