@@ -219,6 +219,10 @@ def test_limits_that_windows_imply_are_dropped():
     assert not relation(Window(0, 0, -1, -1), left_range(0, 0, 1))
     assert not relation(Window(0, 0, 5, 5))
     assert relation(left_range(0, 0, 5)) == relation()
+    # Of two limits that imply each other, one stays.
+    both = Window(0, 0), left_range(0, 2, 4), right_range(0, 2, 4)
+    assert relation(*both) == relation(*both[:2])
+    np.testing.assert_array_equal(tensor(relation(*both), (5,), (5,)), dense([both], (5,), (5,)))
 
 
 def test_union_joins_only_what_touches():

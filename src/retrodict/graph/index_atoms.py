@@ -1,8 +1,9 @@
 """Constraints between a position along an axis of one array and one along an axis of another.
 
-They are the atoms of which `retrodict.graph.index_relations` builds relations. An operation that
-has no rule for a pair of atoms answers None, which stands for no constraint and is always a
-superset of the truth.
+They are the atoms of which `index_relations` builds relations: a `Window` of offsets, or a `Table`
+of pairs. None stands for no constraint, which is always a safe superset of the truth: `product`,
+`hull`, `union` and `as_table` return it where they have no rule for a kind of atom, or none that is
+worth its cost.
 """
 
 import math
@@ -147,6 +148,14 @@ def satisfied(
         return (columns - rows >= atom.lo) & (columns - rows <= atom.hi)
     codes, wide = atom.places[0] * atom.shape[1] + atom.places[1], atom.shape[1]
     return np.isin(rows * wide + columns, codes)
+
+
+def mean_number(atom: Atom, size: int) -> float:
+    """About how many positions of a right axis of this size go with one left position."""
+    if isinstance(atom, Table):
+        return len(atom.places[0]) / atom.shape[0]
+    lo, hi = atom.bounds
+    return (min(hi, size - 1) - max(lo, 0) if atom.left is None else hi - lo) + 1
 
 
 def intersection(x: Atom, y: Atom) -> Atom:

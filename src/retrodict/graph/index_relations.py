@@ -30,6 +30,7 @@ from retrodict.graph.index_atoms import (
     is_empty,
     left_range,
     limited,
+    mean_number,
     product,
     renamed,
     simplified,
@@ -95,7 +96,7 @@ class Relation:
         if self.terms == other.terms == _ALL_PAIRS:
             return Relation(_ALL_PAIRS, left, right)
         terms = (
-            _composed(x, y, left, self.right, right)
+            _compose(x, y, left, self.right, right)
             for x, y in itertools.product(self.terms, other.terms)
         )
         return _union(terms, left, right)
@@ -114,12 +115,12 @@ class Relation:
         self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
     ) -> "Relation":
         """Number axes anew, old → new; an element gets the pairs of all along axes not named."""
-        moved = self
+        result = self
         if left is not None and left != {axis: axis for axis in self.left}:
             sizes = {new: self.left[old] for old, new in left.items()}
             atoms = [Window(new, old) for old, new in left.items()]
-            moved = Relation.of(atoms, sizes, self.left).compose(self)
-        return moved if right is None else moved.transpose().move(right).transpose()
+            result = Relation.of(atoms, sizes, self.left).compose(self)
+        return result if right is None else result.transpose().move(right).transpose()
 
     def free(self, left: Collection[int] = (), right: Collection[int] = ()) -> "Relation":
         """Give each element the pairs of all elements along some axes."""
@@ -135,12 +136,12 @@ class Relation:
         self, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
     ) -> "Relation":
         """Slice the arrays at positions along some axes, which vanish; the others move up."""
-        fixed = self
+        result = self
         if left:
             rest = [axis for axis in self.left if axis not in left]
-            fixed = self.restrict(*(left_range(axis, i, i + 1) for axis, i in left.items()))
-            fixed = fixed.move({old: new for new, old in enumerate(rest)})
-        return fixed.transpose().fix(right).transpose() if right else fixed
+            result = self.restrict(*(left_range(axis, i, i + 1) for axis, i in left.items()))
+            result = result.move({old: new for new, old in enumerate(rest)})
+        return result.transpose().fix(right).transpose() if right else result
 
     def unbounded(self) -> "Relation":
         """The same pairs, with bounds of windows that exclude nothing made infinite.
@@ -148,12 +149,12 @@ class Relation:
         Relations that differ in the sizes of the arrays alone become equal.
         """
 
-        def widened(atom: Atom) -> Atom:
+        def widen(atom: Atom) -> Atom:
             if isinstance(atom, Table) or atom.lo == atom.hi:
                 return atom
             return unbounded(atom, (_size(self.left, atom.left), _size(self.right, atom.right)))
 
-        terms = frozenset(tuple(map(widened, term)) for term in self.terms)
+        terms = frozenset(tuple(map(widen, term)) for term in self.terms)
         return replace(self, terms=terms)
 
     def at(self, index: Index) -> set[Index]:
@@ -193,7 +194,7 @@ class Relation:
         total = 0.0
         for term in self.terms:
             total += math.prod(
-                min([size, *(_mean_number(atom, size) for atom in term if atom.right == axis)])
+                min([size, *(mean_number(atom, size) for atom in term if atom.right == axis)])
                 for axis, size in self.right.items()
             )
         return total
@@ -221,14 +222,6 @@ def _row(atom: Atom, position: int, sizes: Sizes) -> Iterable[int]:
         return map(int, atom.places[1][start:stop])
     last = _size(sizes, atom.right) - 1
     return range(int(max(position + atom.lo, 0)), int(min(position + atom.hi, last)) + 1)
-
-
-def _mean_number(atom: Atom, size: int) -> float:
-    """About how many right positions go with one left position."""
-    if isinstance(atom, Table):
-        return len(atom.places[0]) / atom.shape[0]
-    lo, hi = atom.bounds
-    return (min(hi, size - 1) - max(lo, 0) if atom.left is None else hi - lo) + 1
 
 
 # Terms: conjunctions of atoms in canonical form.
@@ -259,41 +252,41 @@ def _in_order(terms: Iterable[Term]) -> list[Term]:
 
 def _term(atoms: Iterable[Atom], left: Sizes, right: Sizes) -> Term | None:
     """The conjunction of atoms in canonical form; None where no pair of elements satisfies it."""
-    merged: dict[tuple[Axis, Axis], Atom] = {}
+    by_axes: dict[tuple[Axis, Axis], Atom] = {}
     for atom in atoms:
         axes = atom.left, atom.right
-        merged[axes] = intersection(merged[axes], atom) if axes in merged else atom
-    _absorb_limits(merged)
-    kept: list[Atom] = []
-    for atom in merged.values():
+        by_axes[axes] = intersection(by_axes[axes], atom) if axes in by_axes else atom
+    _absorb_limits(by_axes)
+    result: list[Atom] = []
+    for atom in by_axes.values():
         shape = _size(left, atom.left), _size(right, atom.right)
         if is_empty(atom, shape):
             return None
         simple = simplified(atom, shape)
         if simple is not None:
-            kept.append(simple)
-    if any(atom.left is None or atom.right is None for atom in kept) and len(kept) > 1:
-        return _without_implied_limits(kept, left, right)
-    return _sorted(kept)
+            result.append(simple)
+    if any(atom.left is None or atom.right is None for atom in result) and len(result) > 1:
+        return _without_implied_limits(result, left, right)
+    return _sorted(result)
 
 
 def _absorb_limits(atoms: dict[tuple[Axis, Axis], Atom]) -> None:
     """Put limits on an axis of a table into the table."""
-    absorbed = set()
+    limits = set()
     for (left, right), atom in atoms.items():
         if isinstance(atom, Table) and left is not None and right is not None:
             for limit in {(left, None), (None, right)} & atoms.keys():
                 atom = limited(atom, atoms[limit])
-                absorbed.add(limit)
+                limits.add(limit)
             atoms[left, right] = atom
-    for limit in absorbed:
+    for limit in limits:
         del atoms[limit]
 
 
 def _without_implied_limits(atoms: Sequence[Atom], left: Sizes, right: Sizes) -> Term | None:
     """Drop limits that other atoms and the sizes imply; None where they contradict each other."""
     windows = [atom for atom in atoms if isinstance(atom, Window)]
-    kept: list[Atom] = []
+    result: list[Atom] = []
     for atom in atoms:
         limit: Atom | None = atom
         if atom in windows and atom.right is None:
@@ -304,8 +297,8 @@ def _without_implied_limits(atoms: Sequence[Atom], left: Sizes, right: Sizes) ->
         if limit is None:
             return None
         if limit.bounds != (-INF, INF):
-            kept.append(limit)
-    return _sorted(kept)
+            result.append(limit)
+    return _sorted(result)
 
 
 def _reduced(limit: Atom, windows: Sequence[Window], sizes: Sizes, final: bool) -> Window | None:
@@ -328,20 +321,20 @@ def _reduced(limit: Atom, windows: Sequence[Window], sizes: Sizes, final: bool) 
     return Window(limit.left, None, lo, hi)
 
 
-def _composed(x: Term, y: Term, left: Sizes, middle: Sizes, right: Sizes) -> Term | None:
+def _compose(x: Term, y: Term, left: Sizes, middle: Sizes, right: Sizes) -> Term | None:
     """The composition of two terms; None where it has no pairs."""
     atoms = [a for a in x if a.right is None] + [b for b in y if b.left not in middle]
     for axis, size in middle.items():
         into, out_of = [a for a in x if a.right == axis], [b for b in y if b.left == axis]
         if into or out_of:
-            joined = _eliminated(axis, size, into, out_of, left, right)
-            if joined is None:
+            products = _eliminate(axis, size, into, out_of, left, right)
+            if products is None:
                 return None
-            atoms += joined
+            atoms += products
     return _term(atoms, left, right)
 
 
-def _eliminated(
+def _eliminate(
     axis: int, size: int, into: Sequence[Atom], out_of: Sequence[Atom], left: Sizes, right: Sizes
 ) -> list[Atom] | None:
     """Atoms that say that some position along an axis of the middle array satisfies all of these.
@@ -349,12 +342,9 @@ def _eliminated(
     Pairs of atoms are enough: windows are intervals of positions along the axis, and intervals that
     meet in pairs meet in one point (Helly).
     """
-    if (
-        len(into) == 1
-        and into[0] == Window(into[0].left, axis)
-        and size == _size(left, into[0].left)
-    ):
-        return [renamed(atom, into[0].left, atom.right) for atom in out_of]
+    outer = into[0].left if len(into) == 1 else None
+    if outer is not None and into[0] == Window(outer, axis) and left[outer] == size:
+        return [renamed(atom, outer, atom.right) for atom in out_of]
     within: Atom = Window(None, axis, 0, size - 1)
     limits = [a for a in into if a.left is None] + [b.transposed for b in out_of if b.right is None]
     within = reduce(intersection, limits, within)
@@ -406,16 +396,16 @@ def _union(terms: Iterable[Term | None], left: Sizes, right: Sizes) -> Relation:
     """The union of terms: joined where that loses nothing, or where there are too many."""
     unique = {term for term in terms if term is not None}
     if len(unique) > 1:
-        joined = _joined(_in_order(unique), _exact_union)
-        if len(joined) > _MOST_TERMS:
-            joined = _joined(joined, _loose_union)
-        if len(joined) > _MOST_TERMS:
-            joined = [reduce(_hull, joined)]
-        unique = {*joined}
+        fewer = _join(_in_order(unique), _exact_union)
+        if len(fewer) > _MOST_TERMS:
+            fewer = _join(fewer, _loose_union)
+        if len(fewer) > _MOST_TERMS:
+            fewer = [reduce(_hull, fewer)]
+        unique = {*fewer}
     return Relation(frozenset(unique), left, right)
 
 
-def _joined(terms: list[Term], union: Callable[[Term, Term], Term | None]) -> list[Term]:
+def _join(terms: list[Term], union: Callable[[Term, Term], Term | None]) -> list[Term]:
     result: list[Term] = []
     for term in terms:
         for number, other in enumerate(result):
@@ -425,7 +415,7 @@ def _joined(terms: list[Term], union: Callable[[Term, Term], Term | None]) -> li
                 break
         else:
             result.append(term)
-    return result if len(result) == len(terms) else _joined(result, union)
+    return result if len(result) == len(terms) else _join(result, union)
 
 
 def _exact_union(x: Term, y: Term) -> Term | None:

@@ -1,7 +1,7 @@
-"""An operation and what its operands depend on in; what its results depend on out.
+"""Rules for the primitives of JAX: what a result depends on, given what its operands depend on.
 
-One rule a primitive of JAX says where the axes of a result come from. What has no rule is taken to
-depend on all of its operands: a superset is always safe.
+A rule relates the elements of a result to those of the operands. A primitive without a rule is
+taken to depend on all of its operands: a superset is always safe.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -125,9 +125,9 @@ def _squeeze(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
 
 
 def _drop(operand: Abstract, gone: Iterable[int]) -> Dependence:
-    left = [axis for axis in range(len(operand.shape)) if axis not in {*gone}]
-    shape = [operand.shape[axis] for axis in left]
-    return operand.keep({old: new for new, old in enumerate(left)}, shape)
+    axes = [axis for axis in range(len(operand.shape)) if axis not in {*gone}]
+    shape = [operand.shape[axis] for axis in axes]
+    return operand.keep({old: new for new, old in enumerate(axes)}, shape)
 
 
 def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
@@ -368,12 +368,12 @@ def _gather(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
         atoms.append(Window(batch_axes[index_axis], axis))
-    located = _constant_gather(numbers, operand, indices, batch_axes)
-    found = operand.take([*atoms, *located], shape)
-    if len(located) < len(numbers.start_index_map):
+    positions = _constant_gather(numbers, operand, indices, batch_axes)
+    result = operand.take([*atoms, *positions], shape)
+    if len(positions) < len(numbers.start_index_map):
         # The last axis of the indices holds the coordinates of one gathered point.
-        found = found | indices.keep(dict(enumerate(batch_axes)), shape)
-    return [found]
+        result = result | indices.keep(dict(enumerate(batch_axes)), shape)
+    return [result]
 
 
 def _constant_gather(

@@ -173,7 +173,7 @@ def _factor(
     joint = frozenset().union(*(draw.joint for copy in copies for draw in copy))
     free = [axis for axis in range(len(site.plates)) if axis not in joint]
 
-    seen: dict[str, list[Relation]] = {}
+    relations: dict[str, list[Relation]] = {}
     reached: dict[str, set[tuple[int, int]]] = {}
     for copy in copies:
         inside = {draw.node for draw in copy}
@@ -181,25 +181,25 @@ def _factor(
             for parent, relation in draw.parents.items():
                 if parent in inside:
                     continue
-                moved = relation.move({axis: number for number, axis in enumerate(free)})
-                seen.setdefault(parent.site, []).append(moved)
+                relation = relation.move({axis: number for number, axis in enumerate(free)})
+                relations.setdefault(parent.site, []).append(relation)
                 if draw.node.step is not None and graph.sites[parent.site].scan == site.scan:
                     steps = reached.setdefault(parent.site, set())
                     steps.add((draw.node.step, parent.step or 0))
     label = _labels(graph, latents)
     inputs = []
-    for name in sorted(seen, key=drawn.order.__getitem__):
+    for name in sorted(relations, key=drawn.order.__getitem__):
         in_time = site.time or graph.sites[name].time
-        relation = (_common if in_time else _union)(seen[name])
+        relation = (_common if in_time else _union)(relations[name])
         relation = _with_time(relation, site, graph.sites[name])
         if name in reached:
             relation = relation.restrict(Window(0, 0, *_window(reached[name], drawn.last_step)))
         inputs.append(Input(name, label(name), relation, name in reached))
     return Factor(
         latents=latents,
-        context=frozenset(seen),
+        context=frozenset(relations),
         plates=tuple(site.plates[axis] for axis in free),
-        network=_network(graph, copies[0], label, seen, drawn),
+        network=_network(graph, copies[0], label, relations, drawn),
         labels=tuple(map(label, latents)),
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],

@@ -1,9 +1,9 @@
-"""A directed network of plated nodes in; its moral neighbourhoods, and variables eliminated, out.
+"""Markov blankets, moral graphs and variable elimination on a network of plated nodes.
 
-The two constructions that turn a graph round stand on these: Markov blankets (Paige & Wood 2016,
-sec. 3.1) and variable elimination in the moral graph (Webb et al. 2018). Both work on lifted nodes:
-a node is a site at one step, with all of its plate elements, and a relation between the plates of
-two nodes says which of their elements are neighbours.
+Both ways to invert a graph stand on these: Markov blankets (Paige & Wood 2016, sec. 3.1) and
+variable elimination in the moral graph (Webb et al. 2018). They work on lifted nodes: a node is a
+site at one step, with all of its plate elements, and a relation between the plates of two nodes
+says which of their elements are neighbours.
 """
 
 from collections import defaultdict
@@ -95,8 +95,8 @@ def _add_edge(
             continue
         for (parent_step,) in relation.move(left={}, right={0: 0}).at(()):
             if parent_step < steps[parent.scan]:
-                fixed = relation.fix(right={0: parent_step})
-                _add(into, Node(parent.name, parent_step), fixed)
+                at_step = relation.fix(right={0: parent_step})
+                _add(into, Node(parent.name, parent_step), at_step)
 
 
 def _add(relations: dict[Node, Relation], node: Node, relation: Relation) -> None:

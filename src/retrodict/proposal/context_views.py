@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from retrodict.estimators.encoders import Context, Elements
 from retrodict.graph.element_covariates import CovariateKey
-from retrodict.graph.index_atoms import Atom, Table, Window, satisfied
+from retrodict.graph.index_atoms import Atom, Table, Window, mean_number, satisfied
 from retrodict.graph.index_relations import Relation
 from retrodict.proposal.scope import Scope
 
@@ -69,7 +69,7 @@ def _candidates(
     atoms: Sequence[Atom], index: Sequence[Position], size: int
 ) -> tuple[Array | np.ndarray, list[Bool[Array, " positions"]]]:
     """Positions along an axis among which all related ones are, and conditions that tell which."""
-    chosen = min(atoms, key=lambda atom: _width(atom, size))
+    chosen = min(atoms, key=lambda atom: mean_number(atom, size))
     rest = [atom for atom in atoms if atom != chosen]
     conditions = []
     everywhere = np.arange(size)
@@ -79,7 +79,7 @@ def _candidates(
     elif isinstance(chosen, Table):
         positions, mask = (jnp.asarray(part)[_position(chosen, index)] for part in chosen.padded)
         conditions.append(mask)
-    elif _width(chosen, size) < size:
+    elif mean_number(chosen, size) < size:
         offsets = np.arange(int(chosen.lo), int(chosen.hi) + 1)
         positions = _position(chosen, index) + offsets
         rest.append(Window(None, chosen.right, 0, size - 1))
@@ -91,14 +91,6 @@ def _candidates(
 def _position(atom: Atom, index: Sequence[Position]) -> Position | int:
     """The position along the left axis of an atom."""
     return 0 if atom.left is None else index[atom.left]
-
-
-def _width(atom: Atom, size: int) -> float:
-    """The largest number of right positions that go with one left position."""
-    if isinstance(atom, Table):
-        return int(atom.padded[0].shape[1])
-    lo, hi = atom.bounds
-    return 1 + (min(hi, size - 1) - max(lo, 0) if atom.left is None else hi - lo)
 
 
 def _holds(atom: Atom, index: Sequence[Position], positions: Any) -> Bool[Array, " positions"]:

@@ -148,10 +148,10 @@ def _site_leaves(graph: Graph, factor: Factor, seen: Input, groups: Groups) -> l
     looked_at = [axis for axis, plate in enumerate(names) if plate not in together]
     axes = tuple(site.axes[axis] for axis in looked_at)
     support = widest_support(site.support, site.shape, axes)
-    moved = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
+    whole = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
     scans = [_scan_along(graph, site, axis) for axis in looked_at]
     leaves = []
-    for name, relation in _parts_in_time(graph, factor, seen, moved, scans):
+    for name, relation in _parts_in_time(graph, factor, seen, whole, scans):
         term = relation.hull
         views = tuple(
             _view(graph, site, axis, scan, tuple(a for a in term if a.right == number), groups)
@@ -324,8 +324,7 @@ def _latent_leaves(graph: Graph, factor: Factor, sizes: tuple[int, ...]) -> list
     for name in factor.latents:
         site = graph.sites[name]
         axes = copy_axes(site, factor)
-        aligned = [Window(axis, axis) for axis in range(len(axes))]
-        relation, views = Relation.of(aligned, sizes, sizes), (View(),) * len(axes)
+        relation, views = Relation.identity(sizes), (View(),) * len(axes)
         source = SiteSource(name)
         leaf = Leaf(
             InputName("site", name), source, site.support, site.shape, axes, relation, views
