@@ -27,10 +27,10 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 import retrodict as rd
-from retrodict.demos.answers import reference
 from retrodict.demos.models import pumps
+from retrodict.demos.reference_answers import load_reference
 from retrodict.graph.prior_draws import joint_draws
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 
 WARMUP, SAMPLES, CHAINS = 500, 1000, 4
 IN_A_ROW = 5  # as in newdata_sbi.py
@@ -49,7 +49,7 @@ def schools(y: Any = None, sigma: Any = ERRORS) -> None:
 
 def pumps_data() -> dict[str, np.ndarray]:
     """The ten pumps of George, Makov & Smith (1993)."""
-    known = reference("pumps")
+    known = load_reference("pumps")
     return {"t": np.array(known["t"]), "y": np.array(known["y"])}
 
 
@@ -159,7 +159,7 @@ def nuts(
 def synthetic(compiled: rd.Compiled, number: int) -> dict[str, np.ndarray]:
     """Data sets from the model itself."""
     graph = compiled.graph
-    draws, _ = fresh_datasets(graph, joint_draws(graph), jax.random.key(5), number)
+    draws, _ = simulate_datasets(graph, joint_draws(graph), jax.random.key(5), number)
     return {name: draws[name] for name in graph.observed}
 
 

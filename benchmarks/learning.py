@@ -29,6 +29,7 @@ from retrodict.estimators.encoders import Context, Encoder, Set
 from retrodict.estimators.features import Scaling, Value, ValueEncoder
 from retrodict.proposal.proposal import Proposal
 from retrodict.training import train
+from retrodict.training.schedule import LearningRateSchedule, StepSettings
 from retrodict.training.simulate import Simulator
 
 
@@ -104,13 +105,13 @@ def follow_the_paper(setup: Setup, scaled: bool) -> None:
     def unit(rows: Array, there: Array | None = None) -> Scaling:
         return Scaling.unit(rows.shape[1])
 
-    def constant(self: Any, step: int, seconds: float, batches: int) -> train.Pace:
-        return train.Pace(jnp.full(batches, 1e-3), jnp.zeros(batches))
+    def constant(self: Any, step: int, seconds: float, batches: int) -> StepSettings:
+        return StepSettings(jnp.full(batches, 1e-3), jnp.zeros(batches))
 
     conditional.build_encoder = build
     if not scaled:
         Scaling.fit = staticmethod(unit)
-    train._Schedule.pace = constant
+    LearningRateSchedule.next_pass = constant
     made.Autoregressive._residual = lambda self, layer: False
     jax.nn.silu = jax.nn.relu
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import joint_draws
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 
 Values = Mapping[str, np.ndarray]
 Columns = Callable[[Values], list[np.ndarray]]
@@ -50,7 +50,7 @@ def simulated(graph: Graph, number: int, seed: int = 11) -> dict[str, np.ndarray
     while found < number:
         size = min(number - found, 20_000)
         key = jax.random.fold_in(jax.random.key(seed), len(parts))
-        made, _ = fresh_datasets(graph, draws, key, size)
+        made, _ = simulate_datasets(graph, draws, key, size)
         parts.append(made)
         found += size
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

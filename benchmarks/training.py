@@ -21,7 +21,8 @@ from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
 from retrodict.demos.models import pumps
 from retrodict.estimators.conditional import MADE, Latent, Value, trainable
-from retrodict.training import simulate, train
+from retrodict.training import gradient_steps, prefetch, train
+from retrodict.training.schedule import StepSettings
 
 TORCH = "2.13.0"
 BITS = constraints.independent(constraints.boolean, 1)
@@ -38,12 +39,12 @@ def our_passes() -> Callable[[], float]:
         for k, n in zip(keys, (20, 41), strict=True)
     )
     weights, fixed = eqx.partition(net, trainable(net))
-    state = train.State.start(weights, 5.0)
-    pace = train.Pace(jnp.full(STEPS, 1e-3), jnp.full(STEPS, 0.99))
+    state = gradient_steps.TrainingState.initial(weights, 5.0)
+    settings = StepSettings(jnp.full(STEPS, 1e-3), jnp.full(STEPS, 0.99))
 
     def run() -> float:
         start = time.perf_counter()
-        new = train.one_pass(jax.random.key(2), state, ({"x": x}, {"c": c}), fixed, pace, 5.0)
+        new = train.one_pass(jax.random.key(2), state, ({"x": x}, {"c": c}), fixed, settings, 5.0)
         jax.block_until_ready(new)
         return time.perf_counter() - start
 
@@ -98,7 +99,7 @@ def outside_xla(seconds: float) -> None:
     train.one_pass = inside(train.one_pass)
     train.heldout_loss = inside(train.heldout_loss)
     # The first set is made before training, all others in another thread meanwhile.
-    simulate.Sets.next = waiting(simulate.Sets.next)  # type: ignore[method-assign]
+    prefetch.Prefetcher.next = waiting(prefetch.Prefetcher.next)  # type: ignore[method-assign]
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

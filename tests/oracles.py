@@ -11,7 +11,7 @@ import retrodict as rd
 from exact import ORACLES, PUMPS
 from retrodict.graph.prior_draws import joint_draws
 from retrodict.inference.methods import Inference, Plan, first_choice
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 from zoo import key
 
 SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
@@ -87,7 +87,7 @@ def data_of(name, training=QUICK):
 def many_data_of(name):
     """Synthetic data sets, and their exact answers."""
     graph = compiled(name).graph
-    values, _ = fresh_datasets(graph, joint_draws(graph), key(13), RUNS)
+    values, _ = simulate_datasets(graph, joint_draws(graph), key(13), RUNS)
     data = {site: np.asarray(values[site]) for site in graph.observed}
     solve = cache(
         lambda *row: ORACLES[name].exact(dict(zip(data, map(np.array, row), strict=True)))

@@ -1,4 +1,4 @@
-"""A compiled model, saved and loaded again: bit for bit the same, or refused with the reason."""
+"""Saving and loading compiled models: exact round trips, and refusal of wrong files and models."""
 
 import subprocess
 import sys
@@ -21,12 +21,12 @@ from retrodict.inference.methods import Inference, Plan
 
 SMALL = rd.MADE((8, 8), 2, (8,), Embedding((8,), (8,), 8, 1))
 SHORT = rd.Training(max_steps=8, batch_size=16, dataset_size=128, heldout_size=32)
-OURS = (rd.DamagedFile, rd.NewerFormat, rd.WrongModel)
+LOAD_ERRORS = (rd.DamagedFile, rd.NewerFormat, rd.WrongModel)
 
 
 def compile_(model, observed, **kwargs):
     with pytest.MonkeyPatch.context() as patch:
-        # Choosing a method takes longer than all else here.
+        # Choosing a method would take longer than everything else here.
         patch.setattr(Inference, "plan", lambda *_: Plan("importance", {"importance": 7.5}, 10, 2))
         return rd.compile(
             zoo.key(0),
@@ -40,7 +40,7 @@ def compile_(model, observed, **kwargs):
 
 
 def schools(sigma, scale=5.0, y=None, *, names=("mu", "theta"), noise=dist.Normal, link=True):
-    """Elements differ by a constant; options make models that are nearly the same."""
+    """Eight schools, with options that change one part of the model each."""
     mu = numpyro.sample(names[0], dist.Normal(0, scale))
     with numpyro.plate("schools", len(sigma)):
         theta = numpyro.sample(names[1], dist.Normal(mu if link else 0.0, 3))
@@ -57,93 +57,94 @@ def compiled():
 
 
 @pytest.fixture(scope="module")
-def saved(compiled, tmp_path_factory):
+def schools_file(compiled, tmp_path_factory):
     return compiled.save(tmp_path_factory.mktemp("saved") / "schools.rd")
 
 
-def assert_same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_equal(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_a_saved_model_gives_the_same_answers_bit_for_bit(compiled, saved):
-    loaded = rd.load(saved, schools)
+def test_loaded_model_gives_the_same_results_bit_for_bit(compiled, schools_file):
+    loaded = rd.load(schools_file, schools)
     samples, log_q = compiled.propose(zoo.key(1), DATA, 50)
-    assert_same(loaded.propose(zoo.key(1), DATA, 50), (samples, log_q))
-    assert_same(loaded.log_prob(samples, DATA), compiled.log_prob(samples, DATA))
-    one, other = (c.infer(zoo.key(2), DATA, 100, rescue=False) for c in (compiled, loaded))
-    assert_same(other.samples, one.samples)
-    assert_same(other.log_weights, one.log_weights)
-    assert other.log_evidence == one.log_evidence
+    assert_equal(loaded.propose(zoo.key(1), DATA, 50), (samples, log_q))
+    assert_equal(loaded.log_prob(samples, DATA), compiled.log_prob(samples, DATA))
+    expected, actual = (c.infer(zoo.key(2), DATA, 100, rescue=False) for c in (compiled, loaded))
+    assert_equal(actual.samples, expected.samples)
+    assert_equal(actual.log_weights, expected.log_weights)
+    assert actual.log_evidence == expected.log_evidence
     assert loaded.history == compiled.history
     assert loaded.plan == compiled.plan
     assert loaded.estimator == compiled.estimator
     assert loaded.inverse.method == compiled.inverse.method
 
 
-def test_a_loaded_model_can_be_trained_and_saved_again(saved, tmp_path, monkeypatch):
+def test_loaded_model_can_be_trained_and_saved_again(schools_file, tmp_path, monkeypatch):
     monkeypatch.setattr(Inference, "plan", lambda *_: Plan("importance"))
-    loaded = rd.load(saved, schools)
-    further = loaded.train(zoo.key(4), SHORT, progress_bar=False)
-    again = rd.load(further.save(tmp_path / "further.rd"), schools)
-    assert_same(again.networks, further.networks)
-    assert [h.steps[-1] for h in again.history.networks.values()] == [16, 16]
+    loaded = rd.load(schools_file, schools)
+    trained = loaded.train(zoo.key(4), SHORT, progress_bar=False)
+    reloaded = rd.load(trained.save(tmp_path / "trained.rd"), schools)
+    assert_equal(reloaded.networks, trained.networks)
+    assert [h.steps[-1] for h in reloaded.history.networks.values()] == [16, 16]
 
 
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 t = __import__(sys.argv[3])
-answer = t.rd.load(sys.argv[2], t.schools).infer(t.zoo.key(2), t.DATA, 200, rescue=False)
-print(repr(float(answer.log_evidence)), answer.samples["theta"].tobytes().hex()[:400])
+posterior = t.rd.load(sys.argv[2], t.schools).infer(t.zoo.key(2), t.DATA, 200, rescue=False)
+print(repr(float(posterior.log_evidence)), posterior.samples["theta"].tobytes().hex()[:400])
 """
 
 
 @pytest.mark.slow
-def test_another_process_gives_the_same_answers(compiled, saved):
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(saved), __name__]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    answer = compiled.infer(zoo.key(2), DATA, 200, rescue=False)
-    assert told[0] == repr(float(answer.log_evidence))
-    assert told[1] == answer.samples["theta"].tobytes().hex()[:400]
+def test_another_process_gives_the_same_results(compiled, schools_file):
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(schools_file), __name__]
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
+    log_evidence, theta = process.stdout.split()
+    posterior = compiled.infer(zoo.key(2), DATA, 200, rescue=False)
+    assert log_evidence == repr(float(posterior.log_evidence))
+    assert theta == posterior.samples["theta"].tobytes().hex()[:400]
 
 
-def refused(path, model=schools):
-    with pytest.raises(OURS) as caught:
+def load_error(path, model=schools):
+    with pytest.raises(LOAD_ERRORS) as caught:
         rd.load(path, model)
     return caught
 
 
-def test_a_truncated_file_is_refused_wherever_it_ends(saved, tmp_path):
-    whole = saved.read_bytes()
-    assert len(whole) > 10_000
-    path = tmp_path / "cut.rd"
-    for length in {*range(0, len(whole), 1000), 1, 207, 208, len(whole) - 1}:
-        path.write_bytes(whole[:length])
-        assert refused(path).type is rd.DamagedFile
+def test_truncated_file_is_refused(schools_file, tmp_path):
+    data = schools_file.read_bytes()
+    assert len(data) > 10_000
+    path = tmp_path / "truncated.rd"
+    for length in {*range(0, len(data), 1000), 1, 207, 208, len(data) - 1}:
+        path.write_bytes(data[:length])
+        assert load_error(path).type is rd.DamagedFile
 
 
-def test_a_flipped_bit_is_refused_wherever_it_is(saved, tmp_path):
-    whole = saved.read_bytes()
+def test_file_with_a_flipped_bit_is_refused(schools_file, tmp_path):
+    data = schools_file.read_bytes()
     path = tmp_path / "flipped.rd"
     rng = np.random.default_rng(0)
-    for place in rng.integers(8 * len(whole), size=200):
-        flipped = bytearray(whole)
-        flipped[place // 8] ^= 1 << (place % 8)
-        path.write_bytes(flipped)
-        # A flip in the version may only be taken for what it is: the label has its own checksum.
-        assert refused(path).type is rd.DamagedFile
+    for bit in rng.integers(8 * len(data), size=200):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        # A flip in the version bytes is not mistaken for a newer format.
+        assert load_error(path).type is rd.DamagedFile
 
 
-def test_a_newer_version_is_refused_as_such(compiled, tmp_path, monkeypatch):
+def test_file_of_a_newer_format_is_refused(compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(artefact, "FORMAT", artefact.FORMAT + 1)
     path = compiled.save(tmp_path / "newer.rd")
     monkeypatch.undo()
-    assert refused(path).type is rd.NewerFormat
+    assert load_error(path).type is rd.NewerFormat
 
 
-def test_a_file_of_ours_that_holds_no_model_is_refused(tmp_path):
+def test_artefact_without_a_compiled_model_is_refused(tmp_path):
     path = artefact.write(tmp_path / "other.rd", {"graph": {}}, {})
-    assert "holds no compiled model" in str(refused(path).value)
+    assert "does not hold a compiled model" in str(load_error(path).value)
 
 
 def vector(sigma, scale=5.0, y=None):
@@ -164,27 +165,27 @@ def fails(sigma, scale):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (partial(schools, names=("mu", "phi")), r"sites mu, theta, y; the model given has mu, phi"),
-        (vector, r"shape of site 'mu' was \[\], in the model given it is \[2\]"),
+        (partial(schools, names=("mu", "phi")), r"sites mu, theta, y; this model has mu, phi"),
+        (vector, r"shape of site 'mu' was \[\], in this model it is \[2\]"),
         (partial(schools, noise=dist.Laplace), r"distribution of site 'y' was Normal.*Laplace"),
-        (partial(schools, link=False), r"how 'theta' depends on 'mu' has changed"),
+        (partial(schools, link=False), r"the dependence of 'theta' on 'mu' differs"),
         (without_arguments, r"cannot be called with the arguments in the file"),
         (fails, r"cannot be called with the arguments in the file.*not today"),
     ],
 )
-def test_another_model_is_refused_and_the_difference_named(saved, model, message):
+def test_another_model_is_refused_and_the_difference_named(schools_file, model, message):
     with pytest.raises(rd.WrongModel, match=message):
-        rd.load(saved, model)
+        rd.load(schools_file, model)
 
 
-def test_another_precision_is_refused(saved):
+def test_another_floating_point_precision_is_refused(schools_file):
     with jax.enable_x64(True), pytest.raises(rd.DamagedFile, match="jax_enable_x64"):
-        rd.load(saved, schools)
+        rd.load(schools_file, schools)
 
 
-def test_a_crash_while_saving_leaves_the_old_file(compiled, saved, tmp_path, monkeypatch):
+def test_interrupted_save_leaves_the_old_file(compiled, schools_file, tmp_path, monkeypatch):
     path = tmp_path / "model.rd"
-    path.write_bytes(saved.read_bytes())
+    path.write_bytes(schools_file.read_bytes())
 
     def crash(*_):
         raise KeyboardInterrupt
@@ -193,12 +194,11 @@ def test_a_crash_while_saving_leaves_the_old_file(compiled, saved, tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         compiled.save(path)
     monkeypatch.undo()
-    assert path.read_bytes() == saved.read_bytes()
+    assert path.read_bytes() == schools_file.read_bytes()
     assert list(tmp_path.iterdir()) == [path]
 
 
-def everything(numbers, names, flag, nothing, options, *, spread):
-    """Arguments of every kind that can be saved."""
+def model_with_arguments_of_every_type(numbers, names, flag, nothing, options, *, spread):
     assert names == ["a", "b"] and flag is True and nothing is None
     assert isinstance(numbers, jax.Array) and isinstance(spread, np.float32)
     assert isinstance(options["sizes"], tuple) and options["limit"] == float("inf")
@@ -212,19 +212,18 @@ def everything(numbers, names, flag, nothing, options, *, spread):
     scan(step, 0.0, None, length=options["sizes"][0])
 
 
-def test_arguments_of_every_kind_come_back(tmp_path):
+def test_arguments_of_every_type_round_trip(tmp_path):
     options = {"sizes": (3, 4), "limit": float("inf"), "array": np.arange(3, dtype=np.int8)}
     args = (jnp.arange(3.0), ["a", "b"], True, None, options)
-    compiled = compile_(
-        everything, ("y",), model_args=args, model_kwargs={"spread": np.float32(2.0)}
-    )
-    loaded = rd.load(compiled.save(tmp_path / "args.rd"), everything)
-    found, expected = (c.graph.program.args for c in (loaded, compiled))
-    assert_same(found, expected)
-    assert found[4]["array"].dtype == np.int8
+    model = model_with_arguments_of_every_type
+    compiled = compile_(model, ("y",), model_args=args, model_kwargs={"spread": np.float32(2.0)})
+    loaded = rd.load(compiled.save(tmp_path / "args.rd"), model)
+    loaded_args = loaded.graph.program.args
+    assert_equal(loaded_args, compiled.graph.program.args)
+    assert loaded_args[4]["array"].dtype == np.int8
     data = {"y": np.zeros(3, np.float32)}
-    answers = [c.propose(zoo.key(1), data, 10) for c in (compiled, loaded)]
-    assert_same(answers[1], answers[0])
+    expected, actual = (c.propose(zoo.key(1), data, 10) for c in (compiled, loaded))
+    assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -238,27 +237,27 @@ def test_arguments_of_every_kind_come_back(tmp_path):
 )
 def test_arguments_that_cannot_be_saved_are_named(value, message, compiled, tmp_path):
     program = compiled.graph.program
-    before = dict(program.kwargs)
+    original = dict(program.kwargs)
     program.kwargs["extra"] = value
     try:
         with pytest.raises(TypeError, match=message):
             compiled.save(tmp_path / "no.rd")
     finally:
         program.kwargs.clear()
-        program.kwargs.update(before)
+        program.kwargs.update(original)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_saved_can_be_bound_to_the_model(tmp_path):
+def test_argument_bound_by_partial_need_not_be_saved(tmp_path):
     bound = partial(schools, noise=dist.Laplace)
     compiled = compile_(bound, ("y",), model_args=(SIGMA,))
     loaded = rd.load(compiled.save(tmp_path / "bound.rd"), bound)
-    assert_same(loaded.networks, compiled.networks)
+    assert_equal(loaded.networks, compiled.networks)
 
 
-def test_weights_of_another_size_are_refused(compiled, saved, tmp_path):
-    header, arrays = artefact.read(saved)
+def test_weights_of_another_shape_are_refused(compiled, schools_file, tmp_path):
+    header, arrays = artefact.read(schools_file)
     header = {k: v for k, v in header.items() if k not in ("format", "versions")}
     header["estimator"]["hidden"] = [16, 16]
     path = artefact.write(tmp_path / "other.rd", header, arrays)
-    assert "compile again" in str(refused(path).value)
+    assert "compile again" in str(load_error(path).value)

@@ -5,7 +5,7 @@ Models" (Paige & Wood, ICML 2016).
 """
 
 from retrodict.artefact import DamagedFile, NewerFormat
-from retrodict.compiled import Compiled, History, compile
+from retrodict.compiled import Compiled, History, compile, load
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.estimators.conditional import MADE
 from retrodict.evaluation.calibrate import Calibration, calibrate
@@ -14,8 +14,8 @@ from retrodict.graph.trace import trace
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse, invert
 from retrodict.particles.posterior import Posterior
-from retrodict.saving import WrongModel, load
-from retrodict.training.train import Training
+from retrodict.saving import WrongModel
+from retrodict.training.schedule import Training
 
 __all__ = [
     "MADE",

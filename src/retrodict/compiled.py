@@ -30,10 +30,12 @@ from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler
 from retrodict.proposal.contexts import Assembly
 from retrodict.proposal.proposal import Proposal
+from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
 from retrodict.training.progress import Interruption, Progress
-from retrodict.training.simulate import Simulator, names_of
-from retrodict.training.train import Training, train_network
+from retrodict.training.schedule import Training
+from retrodict.training.simulate import Simulator, latent_names
+from retrodict.training.train import train_network
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,28 @@ class Compiled:
         """Go on training from where it stood; gives a new `Compiled`."""
         return _trained(rng_key, self, training, progress_bar)
 
-    def save(self, path: str | Path) -> Path:
-        """Keep it in one file, written whole or not at all; `retrodict.load` reads it."""
-        from retrodict.saving import save
+    def save(self, path: str | Path, *, origin: Mapping[str, str | None] | None = None) -> Path:
+        """Write the compiled model to one file, which `retrodict.load` reads.
 
-        return save(self, path)
+        The file holds no code: loading needs the model again. An existing file is replaced only
+        when the new one is complete.
+
+        Args:
+            path: path of the file; by convention it ends in `.rd`.
+            origin: where the command line finds the model again: `module`, `name` and `file`. By
+                default they are taken from the model's function.
+
+        Returns:
+            The path.
+
+        Raises:
+            TypeError: an argument of the model cannot be saved; the message says which.
+            OSError: the path cannot be written.
+        """
+        parts = CompiledParts(
+            self.proposal, self.networks, self.estimator, self.history.networks, self.plan
+        )
+        return write_model(path, parts, origin)
 
     def propose(
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], num_samples: int
@@ -113,7 +132,7 @@ class Compiled:
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:
-        return jit.Compiled(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
+        return jit.CompiledFunction(jax.vmap(self.proposal.draw, in_axes=(None, 0, None)), {})
 
     def log_prob(
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
@@ -129,7 +148,7 @@ class Compiled:
         def one(networks: Any, latents: Any, data: Any) -> Array:
             return self.proposal.log_prob(networks, {**data, **latents})
 
-        return jit.Compiled(jax.vmap(one, in_axes=(None, 0, None)), {})
+        return jit.CompiledFunction(jax.vmap(one, in_axes=(None, 0, None)), {})
 
     def infer(
         self,
@@ -265,6 +284,28 @@ def compile(
     return _trained(train_key, fresh, training, progress_bar)
 
 
+def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
+    """Load a compiled model from a file that `Compiled.save` wrote.
+
+    Args:
+        path: path of the file.
+        model: the model that was compiled. The file holds its arguments, but not its code.
+
+    Returns:
+        The compiled model, which gives the same results as the one that was saved.
+
+    Raises:
+        DamagedFile: the file is not a retrodict file, is damaged, or was saved with another
+            floating-point precision of JAX.
+        NewerFormat: the file was written by a newer version of retrodict.
+        WrongModel: the model has another graph than the one that was compiled.
+        OSError: the file cannot be read.
+    """
+    parts = read_model(path, model)
+    history = History(parts.histories)
+    return Compiled(parts.proposal, dict(parts.networks), parts.estimator, history, parts.plan)
+
+
 def _trained(
     rng_key: PRNGKeyArray, compiled: Compiled, training: Training, progress_bar: bool
 ) -> Compiled:
@@ -282,7 +323,7 @@ def _trained(
                 left = training.max_seconds - (time.perf_counter() - begun)
                 share = max(left, 0.0) / max(to_learn, 1)
             to_learn -= learns(networks[name])
-            title = f"{names_of(assemblies)} ({number + 1}/{len(shared)})"
+            title = f"{latent_names(assemblies)} ({number + 1}/{len(shared)})"
             progress = Progress(title, progress_bar)
             try:
                 networks[name], histories[name] = train_network(
@@ -297,7 +338,7 @@ def _trained(
                 )
             finally:
                 progress.close()
-    if interruption.asked:
+    if interruption.requested:
         warnings.warn(
             "training was interrupted: the networks are the best so far. Answers are right in the "
             "limit, but may need more particles; compiled.train goes on",
@@ -305,7 +346,7 @@ def _trained(
         )
     _warn_of_dropped(histories)
     plan = compiled.plan
-    if not interruption.asked:
+    if not interruption.requested:
         plan = Inference(compiled.proposal).plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 

@@ -1,13 +1,13 @@
-"""The ways a user's input can be wrong: the model, the data, or what was asked for."""
+"""Exceptions for incorrect input: an unsupported model, invalid data, or an invalid request."""
 
 
-class UnsupportedModel(ValueError):  # noqa: N818 (the name is the public interface's)
+class UnsupportedModel(ValueError):  # noqa: N818 (public name)
     """The model cannot be compiled; the message names the site, the reason and the remedy."""
 
 
 class DataError(ValueError):
-    """The data do not fit the model; the message names the site, expectation and finding."""
+    """The data do not fit the model; the message names the site and says what was expected."""
 
 
 class InputError(ValueError):
-    """What the command line asks for cannot be done; the message says why, and what can."""
+    """A command of the command line cannot be executed; the message gives reason and remedy."""

@@ -1,16 +1,17 @@
-"""A compiled model in, one file out; and back, with the model's function given again.
+"""Write the parts of a compiled model to one file, and read them again.
 
-The file (see `retrodict.artefact`) holds a description of the graph, the options, the history and
-the weights with their input scalings; the model itself stays code. Loading traces the model given
-and compares graphs, builds networks of the same shape, and puts the weights in: nothing of the file
-is executed.
+The file (`retrodict.artefact` defines its layout) holds a description of the dependency graph, the
+model's arguments, the options of the estimator, the training history, and the weights with their
+input scalings. It does not hold the model's code: reading traces the model that the caller passes,
+compares its graph with the description, builds networks of the same shapes and fills in the
+weights. Nothing in the file is executed.
 """
 
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from retrodict import artefact
-from retrodict.compiled import Compiled, History
 from retrodict.estimators.conditional import MADE, Network
 from retrodict.estimators.encoders import Embedding
 from retrodict.graph.graph import Graph
@@ -29,116 +29,142 @@ from retrodict.inverse.inverse import invert
 from retrodict.proposal.linear_guide import Facts
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
-from retrodict.training.simulate import Rejected
+from retrodict.training.rejections import RejectionCounts
 
+Array = np.ndarray[Any, Any]
 
-class WrongModel(ValueError):  # noqa: N818 (named beside DamagedFile)
-    """The model given is not the one that was compiled; the message says where they differ."""
-
-
-_CONTENTS = {
+_HEADER_KEYS = {
     *("model", "model_args", "model_kwargs", "graph", "method"),
     *("estimator", "networks", "guides", "plan", "history"),
 }
 
 
-def save(
-    compiled: Compiled, path: str | Path, origin: Mapping[str, str | None] | None = None
-) -> Path:
-    """Write a compiled model to one file; see `load`.
+class WrongModel(ValueError):  # noqa: N818 (public name, in line with DamagedFile)
+    """The model is not the one that was compiled. The message names the first difference."""
 
-    `origin` says where the model can be found again (module, name and file), where that is known
-    better than from the function itself.
+
+class CompiledParts(NamedTuple):
+    """The parts of a compiled model that its file holds.
+
+    Attributes:
+        proposal: the model's graph, its inverse and the factors' proposals.
+        networks: the trained networks, by name.
+        estimator: the size of the networks.
+        histories: the training history of each network, by name.
+        plan: the method that `auto` uses.
     """
-    program = compiled.graph.program
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    proposal: Proposal
+    networks: Mapping[str, Network]
+    estimator: MADE
+    histories: Mapping[str, NetworkHistory]
+    plan: Plan
+
+
+def write_model(
+    path: str | Path, parts: CompiledParts, origin: Mapping[str, str | None] | None = None
+) -> Path:
+    """Write the parts of a compiled model to a file.
+
+    `origin` gives the module, name and file of the model. By default they are taken from the
+    model's function.
+    """
+    program = parts.proposal.graph.program
+    arrays: dict[str, Array] = {}
     header = {
         "model": dict(origin or _origin(program.model)),
-        "model_args": _packed(list(program.args), "model_args", arrays),
-        "model_kwargs": _packed(dict(program.kwargs), "model_kwargs", arrays),
-        "graph": describe(compiled.graph),
-        "method": compiled.inverse.method,
-        "estimator": dataclasses.asdict(compiled.estimator),
-        "networks": list(compiled.networks),
-        "guides": {n: list(map(list, facts)) for n, facts in compiled.proposal.facts.items()},
-        "plan": dataclasses.asdict(compiled.plan),
-        "history": {name: _written(h) for name, h in compiled.history.networks.items()},
+        "model_args": _encode_argument(list(program.args), "model_args", arrays),
+        "model_kwargs": _encode_argument(dict(program.kwargs), "model_kwargs", arrays),
+        "graph": _describe(parts.proposal.graph),
+        "method": parts.proposal.inverse.method,
+        "estimator": dataclasses.asdict(parts.estimator),
+        "networks": list(parts.networks),
+        "guides": {
+            name: [list(field) for field in facts] for name, facts in parts.proposal.facts.items()
+        },
+        "plan": dataclasses.asdict(parts.plan),
+        "history": {name: _encode_history(h) for name, h in parts.histories.items()},
     }
-    for number, network in enumerate(compiled.networks.values()):
-        arrays |= {f"network {number}:{name}": leaf for name, leaf in _leaves(network).items()}
+    for number, network in enumerate(parts.networks.values()):
+        weights = _named_weights(network)
+        arrays |= {f"network {number}:{name}": weight for name, weight in weights.items()}
     return artefact.write(path, header, arrays)
 
 
-def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
-    """Read a compiled model from a file that `Compiled.save` wrote.
+def read_model(path: str | Path, model: Callable[..., Any]) -> CompiledParts:
+    """Read the parts of a compiled model from a file that `write_model` wrote.
 
-    Args:
-        path: the file.
-        model: the model that was compiled; its arguments are in the file.
-
-    Raises:
-        DamagedFile: the file is not whole, not ours, or made with another precision of JAX.
-        NewerFormat: a newer version of retrodict made it.
-        WrongModel: the model given has another graph.
+    `retrodict.load` documents the errors.
     """
     header, arrays = artefact.read(path)
-    if missing := _CONTENTS - set(header):
+    if missing := _HEADER_KEYS - set(header):
         raise artefact.DamagedFile(
-            f"{path} holds no compiled model: its header has no {', '.join(sorted(missing))}. Load "
-            "a file that Compiled.save wrote"
+            f"{path} does not hold a compiled model: its header lacks "
+            f"{', '.join(sorted(missing))}. Load a file that Compiled.save wrote"
         )
-    args = tuple(_unpacked(header["model_args"], arrays))
-    kwargs = _unpacked(header["model_kwargs"], arrays)
-    expected = header["graph"]["sites"]
-    _check_sites(Program(model, args, kwargs, frozenset(expected)), expected, path)
-    observed = [name for name, site in expected.items() if site["observed"]]
-    graph = trace(model, observed, model_args=args, model_kwargs=kwargs)
-    _compare(describe(graph), header["graph"], path)
-    facts = {name: Facts(*map(tuple, found)) for name, found in header["guides"].items()}
-    proposal = Proposal.of(invert(graph, header["method"]), facts)
-    estimator = _estimator(header["estimator"])
-    shared = proposal.networks()
-    if list(shared) != header["networks"]:
+    facts = {name: Facts(*map(tuple, fields)) for name, fields in header["guides"].items()}
+    proposal = Proposal.of(invert(_trace(header, arrays, model, path), header["method"]), facts)
+    estimator = _decode_estimator(header["estimator"])
+    assemblies_by_network = proposal.networks()
+    if list(assemblies_by_network) != header["networks"]:
         raise WrongModel(
-            f"{path}: this version of retrodict turns the model round into the networks "
-            f"{list(shared)}, the file has {header['networks']}. Compile the model again"
+            f"{path} holds the networks {header['networks']}, but this version of retrodict "
+            f"inverts the model into the networks {list(assemblies_by_network)}. Compile the model "
+            "again"
         )
     networks = {}
-    for number, (name, assemblies) in enumerate(shared.items()):
-        blank = proposal.build(estimator, jax.random.key(0), assemblies)
+    for number, (name, assemblies) in enumerate(assemblies_by_network.items()):
+        untrained = proposal.build(estimator, jax.random.key(0), assemblies)
         prefix = f"network {number}:"
-        stored = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        networks[name] = _filled(blank, stored, path)
-    history = History({name: _read(h) for name, h in header["history"].items()})
-    return Compiled(proposal, networks, estimator, history, Plan.read(header["plan"]))
+        weights = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+        networks[name] = _set_weights(untrained, weights, path)
+    histories = {name: _decode_history(fields) for name, fields in header["history"].items()}
+    return CompiledParts(proposal, networks, estimator, histories, Plan.read(header["plan"]))
 
 
-def _check_sites(program: Program, expected: Mapping[str, Any], path: Any) -> None:
-    """Refuse a model without the sites of the file, before any of them is taken for observed."""
+def _trace(
+    header: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    model: Callable[..., Any],
+    path: str | Path,
+) -> Graph:
+    """Trace the model with the arguments in the file and check that its graph is the same."""
+    args = tuple(_decode_argument(header["model_args"], arrays))
+    kwargs = _decode_argument(header["model_kwargs"], arrays)
+    sites = header["graph"]["sites"]
+    # Before tracing, which would refuse an observed site that the model lacks as a user's mistake.
+    _check_sites(Program(model, args, kwargs, frozenset(sites)), sites, path)
+    observed = [name for name, site in sites.items() if site["observed"]]
+    graph = trace(model, observed, model_args=args, model_kwargs=kwargs)
+    _check_graph(_describe(graph), header["graph"], path)
+    return graph
+
+
+def _check_sites(program: Program, expected: Mapping[str, Any], path: str | Path) -> None:
     try:
-        _, seen, _ = program.inspect()
+        _, sites, _ = program.inspect()
     except Exception as error:
-        # The model is the caller's code, and another than expected: it may raise anything.
+        # The model is the caller's code and may not be the expected one: it may raise anything.
         raise WrongModel(
-            f"{path} was made from another model: the one given cannot be called with the "
-            f"arguments in the file, {error}. Load it with the model it was compiled from"
+            f"{path} was made from another model: this one cannot be called with the arguments in "
+            f"the file, {error}. Load it with the model it was compiled from"
         ) from error
-    if set(seen) != set(expected):
+    if set(sites) != set(expected):
         raise WrongModel(
-            f"{path} was made from another model: it has the sites {', '.join(expected)}; the "
-            f"model given has {', '.join(seen)}. Load it with the model it was compiled from"
+            f"{path} was made from another model, with the sites {', '.join(expected)}; this model "
+            f"has {', '.join(sites)}. Load it with the model it was compiled from"
         )
 
 
-def describe(graph: Graph) -> dict[str, Any]:
-    """What two graphs must have in common for their networks to be exchangeable, as plain data."""
+def _describe(graph: Graph) -> dict[str, Any]:
+    """Describe what two graphs must have in common for their networks to be exchangeable."""
     return {
         "sites": {
             name: {
                 "distribution": site.distribution,
                 "shape": list(site.shape),
                 "plates": list(site.plates),
-                "support": _support(site.support),
+                "support": _describe_support(site.support),
                 "observed": site.observed,
                 "time": site.time,
                 "unlike": list(site.unlike),
@@ -158,29 +184,29 @@ def describe(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _support(support: Any) -> str:
+def _describe_support(support: Any) -> str:
     bounds = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(support)]
     return f"{type(support).__name__} {jax.tree.structure(support)} {bounds}"[:2000]
 
 
-def _compare(found: Mapping[str, Any], expected: Mapping[str, Any], path: Any) -> None:
+def _check_graph(actual: Mapping[str, Any], expected: Mapping[str, Any], path: str | Path) -> None:
     remedy = "Load it with the model it was compiled from, called with the same arguments"
     for name, site in expected["sites"].items():
-        for what, value in site.items():
-            if found["sites"][name][what] != value:
+        for attribute, value in site.items():
+            if actual["sites"][name][attribute] != value:
                 raise WrongModel(
-                    f"{path} was made from another model: the {what} of site '{name}' was {value}, "
-                    f"in the model given it is {found['sites'][name][what]}. {remedy}"
+                    f"{path} was made from another model: the {attribute} of site '{name}' was "
+                    f"{value}, in this model it is {actual['sites'][name][attribute]}. {remedy}"
                 )
-    old = {(e["parent"], e["child"]): e for e in expected["edges"]}
-    new = {(e["parent"], e["child"]): e for e in found["edges"]}
-    for edge in {**old, **new}:
-        if old.get(edge) != new.get(edge):
+    expected_edges = {(edge["parent"], edge["child"]): edge for edge in expected["edges"]}
+    actual_edges = {(edge["parent"], edge["child"]): edge for edge in actual["edges"]}
+    for parent, child in {**expected_edges, **actual_edges}:
+        if expected_edges.get((parent, child)) != actual_edges.get((parent, child)):
             raise WrongModel(
-                f"{path} was made from another model: how '{edge[1]}' depends on '{edge[0]}' has "
-                f"changed. {remedy}"
+                f"{path} was made from another model: the dependence of '{child}' on '{parent}' "
+                f"differs. {remedy}"
             )
-    if expected["carries"] != found["carries"]:
+    if expected["carries"] != actual["carries"]:
         raise WrongModel(f"{path} was made from another model: a scan's carry differs. {remedy}")
 
 
@@ -193,88 +219,92 @@ def _origin(model: Callable[..., Any]) -> dict[str, str | None]:
     }
 
 
-def _packed(value: Any, where: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """Arguments of the model as JSON, with arrays put aside."""
+def _encode_argument(value: Any, where: str, arrays: dict[str, Array]) -> Any:
+    """Encode an argument of the model as JSON; its arrays are added to `arrays`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"cannot save {where}: it is a random key. Give its numbers, from key_data")
+        raise TypeError(
+            f"cannot save {where}: it is a random key. Pass jax.random.key_data of it instead"
+        )
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         arrays[where] = np.asarray(value)
-        # A model may use methods that only one kind of array has.
+        # A model may use methods that only one of the two array types has.
         return {"jax array" if isinstance(value, jax.Array) else "array": where}
     if isinstance(value, list | tuple):
-        items = [_packed(v, f"{where}[{i}]", arrays) for i, v in enumerate(value)]
+        items = [_encode_argument(v, f"{where}[{i}]", arrays) for i, v in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {k: _packed(v, f"{where}.{k}", arrays) for k, v in value.items()}}
+        return {"dict": {k: _encode_argument(v, f"{where}.{k}", arrays) for k, v in value.items()}}
     raise TypeError(
         f"cannot save {where}: expected numbers, strings, arrays, lists, tuples or dicts of these, "
         f"found {type(value).__name__}. Bind it to the model with functools.partial instead"
     )
 
 
-def _unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
+def _decode_argument(value: Any, arrays: Mapping[str, Array]) -> Any:
     if isinstance(value, list):
-        return [_unpacked(item, arrays) for item in value]
+        return [_decode_argument(item, arrays) for item in value]
     if isinstance(value, dict):
         ((kind, content),) = value.items()
         if kind == "array":
-            return arrays[content][()]  # a scalar, if it has no axes
+            return arrays[content][()]  # turns an array without axes into a NumPy scalar
         if kind == "jax array":
             return jnp.asarray(arrays[content])
         if kind == "tuple":
-            return tuple(_unpacked(item, arrays) for item in content)
-        return {k: _unpacked(v, arrays) for k, v in content.items()}
+            return tuple(_decode_argument(item, arrays) for item in content)
+        return {k: _decode_argument(v, arrays) for k, v in content.items()}
     return value
 
 
-def _leaves(network: Network) -> dict[str, np.ndarray[Any, Any]]:
-    found, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
-    return {jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in found}
+def _named_weights(network: Network) -> dict[str, Array]:
+    """Return the network's arrays, named by their paths in its pytree."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
+    return {jax.tree_util.keystr(key_path): np.asarray(leaf) for key_path, leaf in leaves}
 
 
-def _filled(network: Network, arrays: Mapping[str, np.ndarray[Any, Any]], path: Any) -> Network:
-    """The network with the weights of the file."""
-    blank, rest = eqx.partition(network, eqx.is_array)
-    places, tree = jax.tree_util.tree_flatten_with_path(blank)
-    leaves = []
-    for place, leaf in places:
-        name = jax.tree_util.keystr(place)
-        stored = arrays.get(name)
-        if stored is None or stored.shape != leaf.shape:
-            found = "nothing" if stored is None else f"shape {stored.shape}"
+def _set_weights(network: Network, weights: Mapping[str, Array], path: str | Path) -> Network:
+    """Return the network with its arrays replaced by those of the file."""
+    untrained, static = eqx.partition(network, eqx.is_array)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(untrained)
+    values = []
+    for key_path, leaf in leaves:
+        name = jax.tree_util.keystr(key_path)
+        value = weights.get(name)
+        if value is None or value.shape != leaf.shape:
+            finding = "nothing" if value is None else f"shape {value.shape}"
             raise artefact.DamagedFile(
-                f"{path}: the weights {name} should have shape {leaf.shape}, found {found}. The "
-                "file was made by a version of retrodict with other networks: compile again"
+                f"{path}: expected weights {name} of shape {leaf.shape}, found {finding}. The file "
+                "was made by a version of retrodict with other networks: compile again"
             )
-        if stored.dtype != leaf.dtype:
+        if value.dtype != leaf.dtype:
             raise artefact.DamagedFile(
-                f"{path}: the weights {name} are {stored.dtype}, and JAX now makes {leaf.dtype}. "
+                f"{path}: the weights {name} are {value.dtype}, but JAX is set to {leaf.dtype}. "
                 "Set jax_enable_x64 as it was when the file was saved"
             )
-        leaves.append(jnp.asarray(stored))
-    filled: Network = eqx.combine(jax.tree.unflatten(tree, leaves), rest)
-    return filled
+        values.append(jnp.asarray(value))
+    trained: Network = eqx.combine(jax.tree.unflatten(tree, values), static)
+    return trained
 
 
-def _estimator(fields: dict[str, Any]) -> MADE:
-    def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_estimator(fields: dict[str, Any]) -> MADE:
+    def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
-    return MADE(**tuples(fields) | {"embedding": Embedding(**tuples(fields["embedding"]))})
+    embedding = Embedding(**with_tuples(fields["embedding"]))
+    return MADE(**with_tuples(fields) | {"embedding": embedding})
 
 
-def _written(history: NetworkHistory) -> dict[str, Any]:
-    plain = dataclasses.asdict(history)
-    plain["rejected"] = {
+def _encode_history(history: NetworkHistory) -> dict[str, Any]:
+    fields = dataclasses.asdict(history)
+    fields["rejected"] = {
         "simulated": history.rejected.simulated,
         "dropped": [[site, why, n] for (site, why), n in history.rejected.dropped.items()],
     }
-    return plain
+    return fields
 
 
-def _read(plain: dict[str, Any]) -> NetworkHistory:
-    dropped = Counter({(site, why): n for site, why, n in plain["rejected"]["dropped"]})
-    rejected = Rejected(plain["rejected"]["simulated"], dropped)
-    return NetworkHistory(**plain | {"rejected": rejected})
+def _decode_history(fields: dict[str, Any]) -> NetworkHistory:
+    dropped = Counter({(site, why): n for site, why, n in fields["rejected"]["dropped"]})
+    rejected = RejectionCounts(fields["rejected"]["simulated"], dropped)
+    return NetworkHistory(**fields | {"rejected": rejected})

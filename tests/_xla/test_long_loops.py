@@ -166,7 +166,7 @@ def test_where_it_fails_is_told():
 
     proposal, networks, data = prepared(bounded, 9)
     found = compiled(proposal, 0.5)(networks, key(6), {**data, "y_5": jnp.array(1e6)})
-    assert int(found.population.failed) == 5
+    assert int(found.population.failed_stage) == 5
     assert [name for name, ok in found.possible.items() if not ok] == ["y_5"]
 
 

@@ -216,7 +216,7 @@ BAD = {
     "over a model": ("compile model.py:normal --observed y -o model.py", "exists .* --force"),
     "report no HTML": (f"{COMPILE} model.py:normal --report x.pdf", "must end in .html"),
     "no artefact": ("infer no.rd data.json", "no.rd: not loaded: there is no such file"),
-    "damaged artefact": ("infer damaged.rd data.json", "damaged.rd is damaged: it is cut short"),
+    "damaged artefact": ("infer damaged.rd data.json", "damaged.rd is damaged: it is truncated"),
     "not an artefact": ("check model.py", "model.py is not a retrodict file"),
     "another model": (f"{INFER} --model model.py:other", "normal.rd was made from another model"),
     "no data": ("infer normal.rd no.json", "there is no data file no.json"),

@@ -21,6 +21,7 @@ from retrodict.estimators.analytic.families import BitSums
 from retrodict.estimators.analytic.proposal import Exact
 from retrodict.estimators.conditional import EXPECTED, MADE, Guided, Latent
 from retrodict.estimators.guide_inputs import BITS, Expected
+from retrodict.proposal import conjugacy
 from retrodict.proposal.proposal import Proposal
 
 NUMBER, NOISE = 12, 0.8
@@ -248,7 +249,7 @@ def devices(noise="normal"):
 )
 def test_whether_the_picture_is_exact_is_found_out(noise, exact, monkeypatch):
     # seven bits have few states, which would be looked at one by one
-    monkeypatch.setattr(conditionals, "MOST_STATES", 4)
+    monkeypatch.setattr(conjugacy, "MOST_STATES", 4)
     proposal = Proposal.of(rd.invert(rd.trace(devices, ("y",), model_args=(noise,))))
     (assembly,) = proposal.assemblies.values()
     assert assembly.guide.waves.exact == exact
@@ -256,11 +257,11 @@ def test_whether_the_picture_is_exact_is_found_out(noise, exact, monkeypatch):
 
 
 def test_an_exact_picture_needs_no_training_and_gives_the_posterior(tmp_path, monkeypatch):
-    monkeypatch.setattr(conditionals, "MOST_STATES", 4)
+    monkeypatch.setattr(conjugacy, "MOST_STATES", 4)
     training = rd.Training(max_steps=50, dataset_size=512, heldout_size=128)
     compiled = rd.compile(zoo.key(0), devices, ("y",), training=training, progress_bar=False)
     (history,) = compiled.history.networks.values()
-    assert history.stopped == "nothing is left to be learned" and len(history.loss) == 1
+    assert history.stopped == "no weights to train" and len(history.loss) == 1
     found = compiled.infer(zoo.key(1), {"y": 4.1}, 2000, method="importance")
     states = all_states(len(EFFECTS))
     log_p = states @ np.full(7, np.log(0.3)) + (1 - states) @ np.full(7, np.log(0.7))

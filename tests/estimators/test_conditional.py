@@ -184,7 +184,7 @@ def test_products_by_blocks_are_masked_products(monkeypatch, inputs, outputs):
     state, weight = rng.standard_normal(inputs), rng.standard_normal((inputs, outputs))
     mask = into[:, None] <= out[None, :]
     for block in (1, 4, 7, 100):
-        monkeypatch.setattr(autoregressive, "BLOCK", block)
+        monkeypatch.setattr(made, "BLOCK", block)
         found, slopes = jax.value_and_grad(
             lambda w: jnp.sum(jnp.sin(made.product(jnp.asarray(state), w, into, out)))
         )(jnp.asarray(weight))

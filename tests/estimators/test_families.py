@@ -223,7 +223,7 @@ def test_the_blanket_of_a_hierarchy_leaves_its_leaves_open():
 def test_conjugate_answers_come_without_training(tmp_path):
     compiled = quietly(scales, ("y",))
     (history,) = compiled.history.networks.values()
-    assert history.stopped == "nothing is left to be learned"
+    assert history.stopped == "no weights to train"
     assert not any(map(learns, compiled.networks.values()))
     y = np.array([0.5, -1.0, 2.0, 0.1])
     found = compiled.infer(zoo.key(1), {"y": y}, 4000)

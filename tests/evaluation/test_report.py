@@ -20,7 +20,7 @@ from retrodict.evaluation.report import judge, sections, write_report
 from retrodict.inference.methods import Plan
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
-from retrodict.training.simulate import Rejected
+from retrodict.training.rejections import RejectionCounts
 from zoo import key
 
 
@@ -40,7 +40,7 @@ def compiled():
         name: estimator.build(key(), first.latents, first.inputs)
         for name, (first, *_) in proposal.networks().items()
     }
-    rejected = Rejected(10_000, Counter({("theta & co", "underflow"): 1234}))
+    rejected = RejectionCounts(10_000, Counter({("theta & co", "underflow"): 1234}))
     once = NetworkHistory(
         [0, 64, 128], [3.0, 1.5, 1.25], [64], 1.25, 3.5, "no progress", rejected
     )  # fmt: skip

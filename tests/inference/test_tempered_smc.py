@@ -33,7 +33,7 @@ def test_importance_sampling_fails_and_says_so(name):
     found = compiled_hard(name).infer(key(1), HARD[name].data, K, method="importance", rescue=False)
     assert found.pareto_k > 0.7
     assert found.trust == "poor"
-    assert not found.diagnostics.extra.get("rescued", False)
+    assert found.diagnostics.rescue is None
 
 
 @hard
@@ -55,14 +55,13 @@ def test_rescue_reaches_the_exact_answer(name):
 @pytest.mark.xdist_group("hard regression")
 def test_what_a_rescue_says():
     found = compiled_hard("regression").infer(key(1), HARD["regression"].data, K)
-    extra = found.diagnostics.extra
-    assert extra["rescued"]
-    assert extra["planned"] == "importance"
-    temperatures = np.array(extra["temperatures"])
+    assert found.diagnostics.rescue.planned_method == "importance"
+    tempering = found.diagnostics.tempering
+    temperatures = np.array(tempering.temperatures)
     assert temperatures[-1] == 1.0
     assert np.all(np.diff(temperatures) > 0)
-    assert 0.0 < extra["acceptance"]["trajectories"] <= 1.0
-    assert extra["seconds"] > 0
+    assert 0.0 < tempering.acceptance <= 1.0
+    assert tempering.seconds > 0
     said = " ".join(found.diagnostics.reasons)
     assert f"{len(temperatures)} temperatures" in said
     assert "Rescued: 'importance', as planned, ended poor." in said
@@ -90,7 +89,7 @@ def test_poor_answers_among_many_are_rescued():
     assert len(found) == 3
     for row in (0, 2):
         assert not wrong_of(found[row], exact, 4.0)
-        assert found[row].diagnostics.extra["rescued"]
+        assert found[row].diagnostics.rescue is not None
     with pytest.warns(UserWarning, match="only the first 1 are rescued"):
         some = model.infer_many(key(2), data, K, max_rescues=1)
     assert some[2].trust == "poor"
@@ -142,15 +141,15 @@ def test_data_unlike_synthetic_ones_are_flagged():
     """By the values that networks see, and by the evidence; few synthetic ones are."""
     model = planned()
     far = model.infer(key(5), {"y": np.full(4, 60.0, "f4")}, K)
-    likeness = far.diagnostics.extra["ood"]
-    assert likeness.data < 0.01
-    assert likeness.evidence < 0.01
+    check = far.diagnostics.predictive_check
+    assert check.data < 0.01
+    assert check.evidence < 0.01
     said = " ".join(far.diagnostics.reasons)
     assert "unlike synthetic ones" in said
     assert "less probable under the model" in said
     values = jax.jit(jax.vmap(model.graph.program.simulate))(jax.random.split(key(6), 300))
     many = model.infer_many(key(7), {"y": np.asarray(values["y"])}, 200, rescue=False)
-    each = [one.diagnostics.extra["ood"] for one in many]
+    each = [one.diagnostics.predictive_check for one in many]
     assert np.mean([one.data < 0.01 for one in each]) < 0.05
     assert np.mean([one.evidence < 0.01 for one in each]) < 0.05
     # where they lie is uniform
@@ -164,5 +163,5 @@ def test_what_is_known_of_synthetic_data_is_saved(tmp_path):
     model.save(tmp_path / "normal.rd")
     loaded = rd.load(tmp_path / "normal.rd", ORACLES["normal"].model)
     data = {"y": np.full(4, 60.0, "f4")}
-    asked, again = (m.infer(key(5), data, K).diagnostics.extra["ood"] for m in (model, loaded))
+    asked, again = (m.infer(key(5), data, K).diagnostics.predictive_check for m in (model, loaded))
     assert asked == again

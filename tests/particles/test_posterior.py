@@ -15,7 +15,8 @@ from matplotlib import pyplot
 from scipy import stats
 
 from retrodict.particles.diagnostics import LIMITS, assess
-from retrodict.particles.posterior import Posterior, make_posterior
+from retrodict.particles.make_posterior import make_posterior
+from retrodict.particles.posterior import Posterior
 from retrodict.particles.weights import LogEvidence, normalise, weighted_mcse, weighted_mean
 
 NUM = 4000

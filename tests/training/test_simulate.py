@@ -17,7 +17,9 @@ from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, join
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
 from retrodict.proposal.proposal import Proposal
-from retrodict.training.simulate import Rejected, Sets, Simulator
+from retrodict.training.prefetch import Prefetcher
+from retrodict.training.rejections import RejectionCounts
+from retrodict.training.simulate import Simulator
 
 
 def go_on():
@@ -45,7 +47,7 @@ def first(rows):
 
 def rejected(model, observed, size=4000, **kwargs):
     (simulator, *_) = simulators(model, observed, **kwargs).values()
-    rows, counts = simulator.rows(zoo.key(1), size, go_on)
+    rows, counts = simulator.examples(zoo.key(1), size, go_on)
     assert all(len(leaf) == size for leaf in jax.tree.leaves(rows))
     return rows, counts
 
@@ -150,11 +152,11 @@ def test_good_draws_of_any_kind_are_kept():
 
 def test_rows_are_what_the_factor_needs_of_one_draw():
     made = simulators(zoo.pumps, ("t", "y"), n=3)
-    (theta, context), _ = made["theta"].rows(zoo.key(2), 64, go_on)
+    (theta, context), _ = made["theta"].examples(zoo.key(2), 64, go_on)
     assert theta["theta"].shape == (64,)
     assert set(context) == {"alpha", "beta", "t", "y", EXPECTED}
     # Three copies of a draw, next to one another, share what is above the plate.
-    assert made["theta"].rows_per_draw == 3
+    assert made["theta"].examples_per_draw == 3
     alpha = context["alpha"][:63].reshape(-1, 3)
     np.testing.assert_array_equal(alpha, np.broadcast_to(alpha[:, :1], alpha.shape))
     assert len(np.unique(context["t"][:63])) == 63
@@ -168,7 +170,7 @@ def test_each_copy_is_used_as_often_and_none_twice():
             numpyro.sample("y", dist.Normal(z, 1))
 
     simulator = simulators(numbered, ("y",), copies=4)["z"]
-    (x, _), _ = simulator.rows(zoo.key(3), 8000, go_on)
+    (x, _), _ = simulator.examples(zoo.key(3), 8000, go_on)
     which = np.round(x["z"] / 100).astype(int).reshape(-1, 4)
     assert all(len(set(row)) == 4 for row in which)
     shares = np.bincount(which.ravel(), minlength=10) / which.size
@@ -178,7 +180,7 @@ def test_each_copy_is_used_as_often_and_none_twice():
 
 def test_same_key_same_rows_another_key_others():
     (simulator, *_) = simulators(zoo.regression, ("z", "t")).values()
-    one, again, other = (simulator.rows(zoo.key(k), 500, go_on)[0] for k in (1, 1, 2))
+    one, again, other = (simulator.examples(zoo.key(k), 500, go_on)[0] for k in (1, 1, 2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert not np.array_equal(first(one), first(other))
 
@@ -199,28 +201,29 @@ def test_keys_made_by_numpy_are_of_the_kind_given_and_all_differ(kind):
 def test_large_models_are_simulated_in_smaller_chunks():
     small = simulators(zoo.regression, ("z", "t"), n=10)["w0"]
     large = simulators(zoo.regression, ("z", "t"), n=20_000)["w0"]
-    assert small.chunk == 2048
+    assert small.chunk_size == 2048
     expected = 3 * 3 + 2 * 3 * 3  # three vectors and two matrices of what is expected
-    assert small.row_bytes == 4 * (3 + 20 + expected)
-    assert large.row_bytes == 4 * (3 + 40_000)  # so many are not worth looking at one by one
-    assert large.chunk * (large.row_bytes + 4 * 40_003) <= CHUNK_BYTES
-    rows, _ = large.rows(zoo.key(0), 5, go_on)
+    assert small.example_bytes == 4 * (3 + 20 + expected)
+    assert large.example_bytes == 4 * (3 + 40_000)  # so many are not worth looking at one by one
+    assert large.chunk_size * (large.example_bytes + 4 * 40_003) <= CHUNK_BYTES
+    rows, _ = large.examples(zoo.key(0), 5, go_on)
     assert rows[1]["N"]["t"].shape == (5, 20_000)
 
 
 def test_rejections_add_up():
-    one = Rejected(10, {("x", "underflow"): 1})
-    both = Rejected(10) + Rejected(5)
+    one = RejectionCounts(10, {("x", "underflow"): 1})
+    both = RejectionCounts(10) + RejectionCounts(5)
     assert both.simulated == 15 and both.total == 0
     assert (
         one.fraction == 0.1
-        and "'x': underflow (1 of 10)" in Rejected(10, type(both.dropped)(one.dropped)).describe()
+        and "'x': underflow (1 of 10)"
+        in RejectionCounts(10, type(both.dropped)(one.dropped)).describe()
     )
 
 
 def sets(stop=go_on, size=200, held=100, model=zoo.regression, observed=("z", "t")):
     (simulator, *_) = simulators(model, observed).values()
-    return Sets(simulator, zoo.key(5), size, held, stop)
+    return Prefetcher(simulator, zoo.key(5), size, held, stop)
 
 
 def test_sets_differ_and_do_not_depend_on_when_they_are_asked_for():
@@ -231,17 +234,17 @@ def test_sets_differ_and_do_not_depend_on_when_they_are_asked_for():
         threading.Event().wait(0.5)
         later = made.next()
     for a, b in ((one, again), (second, later)):
-        jax.tree.map(np.testing.assert_array_equal, a.rows, b.rows)
+        jax.tree.map(np.testing.assert_array_equal, a.training, b.training)
         assert a.rejected == b.rejected
-    assert len(first(one.rows)) == 200 and len(first(one.heldout)) == 100
-    drawn = [first(rows) for split in (one, second) for rows in (split.rows, split.heldout)]
+    assert len(first(one.training)) == 200 and len(first(one.heldout)) == 100
+    drawn = [first(rows) for split in (one, second) for rows in (split.training, split.heldout)]
     assert len(np.unique(np.concatenate(drawn))) == 600
 
 
 def test_a_set_is_cut_short_but_never_empty():
     with sets(stop=lambda: True, size=1_000_000) as made:
         cut = made.next()
-    assert 0 < len(first(cut.heldout)) + len(first(cut.rows)) <= 2048
+    assert 0 < len(first(cut.heldout)) + len(first(cut.training)) <= 2048
 
 
 def test_leaving_ends_the_thread_though_its_set_is_not_done():
@@ -249,13 +252,13 @@ def test_leaving_ends_the_thread_though_its_set_is_not_done():
     with sets(size=2000) as made:
         made.next()
         made._upcoming.result()
-        made._size = 10**8  # the one after next would take hours
+        made._training_size = 10**8  # the one after next would take hours
         made.next()
     assert threading.active_count() == before
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_the_set_is_asked_for(monkeypatch):
-    real, calls = Simulator.rows, []
+    real, calls = Simulator.examples, []
 
     def third_time_broken(*args):
         calls.append(threading.current_thread())
@@ -263,7 +266,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_the_set_is_asked_for(monk
             raise OverflowError("no more")
         return real(*args)
 
-    monkeypatch.setattr(Simulator, "rows", third_time_broken)
+    monkeypatch.setattr(Simulator, "examples", third_time_broken)
     with sets() as made:
         made.next()
         made.next()

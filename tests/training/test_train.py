@@ -24,10 +24,12 @@ from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
 from retrodict.graph.prior_draws import joint_draws
 from retrodict.inference.methods import Inference, Plan, first_choice
-from retrodict.training import train
+from retrodict.training import gradient_steps, schedule, train
+from retrodict.training.prefetch import Prefetcher
 from retrodict.training.progress import Interruption
-from retrodict.training.simulate import Sets, Simulator
-from retrodict.training.train import Sizes, Training, train_network
+from retrodict.training.schedule import SetSizes, Training
+from retrodict.training.simulate import Simulator
+from retrodict.training.train import train_network
 
 SMALL = MADE((16, 16), 3, (16,), Embedding((16,), (16,), 16, 1))
 SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256, passes=2)
@@ -136,8 +138,8 @@ class Fake:
         monkeypatch.setattr(train, "one_pass", self.one_pass)
         monkeypatch.setattr(train, "heldout_loss", self.heldout_loss)
 
-    def one_pass(self, key, state, rows, fixed, pace, clip):
-        self.rates.append(np.asarray(pace.rate))
+    def one_pass(self, key, state, rows, fixed, settings, clip):
+        self.rates.append(np.asarray(settings.learning_rate))
         weights = jax.tree.map(lambda leaf: leaf + 1, state.weights)
         return state._replace(weights=weights, average=weights)
 
@@ -195,7 +197,7 @@ def test_the_rate_is_halved_on_plateaus_and_training_stops(monkeypatch):
     assert history.stopped == "held-out loss no longer falls"
     assert len(fake.rates) == 9 and passes == 0
     # After the warming up the rate is that of the plateau; here the rise still shows.
-    rise = np.minimum((np.arange(36) + 1) / train.WARM_UP, 1) * (1 - np.arange(36) / 100_000)
+    rise = np.minimum((np.arange(36) + 1) / schedule.WARM_UP, 1) * (1 - np.arange(36) / 100_000)
     halved = 0.1 * 0.5 ** (np.arange(36) // 12)
     np.testing.assert_allclose(np.concatenate(fake.rates), halved * rise, rtol=1e-4)
 
@@ -218,14 +220,14 @@ def test_loss_that_is_not_finite_goes_back_to_the_best(monkeypatch):
 def test_a_batch_whose_gradient_is_not_finite_is_passed_over():
     network, _ = parts()
     weights, fixed = eqx.partition(network, trainable(network))
-    state = train.State.start(weights, 5.0)
-    pace = train.Pace(jnp.full(1, 0.1), jnp.zeros(1))
+    state = gradient_steps.TrainingState.initial(weights, 5.0)
+    settings = schedule.StepSettings(jnp.full(1, 0.1), jnp.zeros(1))
     label = network.latents[0].name
     rows = ({label: jnp.array([0.1, 0.2])}, {"n": {"y": jnp.ones((2, 3))}})
     spoiled = ({label: jnp.array([0.1, jnp.nan])}, rows[1])
-    same = train.one_pass(zoo.key(0), state, spoiled, fixed, pace, 5.0)
+    same = train.one_pass(zoo.key(0), state, spoiled, fixed, settings, 5.0)
     jax.tree.map(np.testing.assert_array_equal, same, state)
-    other = train.one_pass(zoo.key(0), state, rows, fixed, pace, 5.0)
+    other = train.one_pass(zoo.key(0), state, rows, fixed, settings, 5.0)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), other.weights, weights)
     assert max(jax.tree.leaves(moved)) == pytest.approx(0.1, rel=1e-3)  # Adam's first step
 
@@ -239,13 +241,13 @@ def test_one_fixed_set_over_fits_where_fresh_ones_do_not(monkeypatch):
     assert len(history.refreshes) > 20  # not for passes: because held-out loss rose
 
     kept = []
-    real = Sets.next
+    real = Prefetcher.next
 
     def fixed(self):
         kept.append(kept[0] if kept else real(self))
         return kept[-1]
 
-    monkeypatch.setattr(Sets, "next", fixed)
+    monkeypatch.setattr(Prefetcher, "next", fixed)
     _, history_of_fixed = train_network(zoo.key(1), network, simulator, training)
     assert history_of_fixed.loss[-1] > history_of_fixed.best_loss + 0.5
     # Held-out losses are means over 512 rows, with standard error 0.03.
@@ -282,8 +284,8 @@ def at_call(number, real, act):
 
 
 PLACES = {
-    "first simulation": (Simulator, "rows", 1),
-    "next set, in the thread": (Simulator, "rows", 2),
+    "first simulation": (Simulator, "examples", 1),
+    "next set, in the thread": (Simulator, "examples", 2),
     "first pass": (train, "one_pass", 1),
     "measurement after a refresh": (train, "heldout_loss", 7),
     "report": (compiled_module.Progress, "__call__", 2),
@@ -352,14 +354,14 @@ def test_interruptions_outside_of_the_main_thread_are_left_alone():
         worker.join()
         assert signal.getsignal(signal.SIGINT) is inside
         control_c()
-        assert outer.asked and not found[0].asked
+        assert outer.requested and not found[0].requested
 
 
 def test_an_error_in_simulation_surfaces(monkeypatch):
     def fails():
         raise OverflowError("out of numbers")
 
-    monkeypatch.setattr(Simulator, "rows", at_call(2, Simulator.rows, fails))
+    monkeypatch.setattr(Simulator, "examples", at_call(2, Simulator.examples, fails))
     with pytest.raises(OverflowError, match="out of numbers"):
         compile_(training=Training(max_steps=1000, batch_size=32, dataset_size=128, passes=1))
 
@@ -474,30 +476,30 @@ def test_a_schedule_that_makes_no_sense_is_refused(options, error, message):
 
 
 def test_sets_and_batches_shrink_to_what_memory_holds():
-    assert Sizes.of(Training(), 100) == Sizes(256, 128, 4096)
+    assert SetSizes.of(Training(), 100) == SetSizes(256, 128, 4096)
     for row_bytes in (10**4, 10**6, 10**8, 10**10):
-        sizes = Sizes.of(Training(), row_bytes)
-        rows = sizes.batch * sizes.batches + sizes.held
+        sizes = SetSizes.of(Training(), row_bytes)
+        rows = sizes.batch * sizes.num_batches + sizes.heldout
         assert rows * row_bytes <= max(Training().memory, 2 * row_bytes)
         assert min(sizes) >= 1
-        assert sizes.held % min(sizes.batch, sizes.held) == 0
-    assert Sizes.of(Training(), 10**6).batch == 8
+        assert sizes.heldout % min(sizes.batch, sizes.heldout) == 0
+    assert SetSizes.of(Training(), 10**6).batch == 8
 
 
 def test_no_more_is_simulated_than_steps_can_use():
-    sizes = Sizes.of(Training(max_steps=3), 100)
-    assert sizes.batch * sizes.batches == 3 * 256
+    sizes = SetSizes.of(Training(max_steps=3), 100)
+    assert sizes.batch * sizes.num_batches == 3 * 256
 
 
 def test_nothing_is_compiled_again_after_a_refresh(monkeypatch):
     traced = []
-    real = train._loss
+    real = gradient_steps._loss
 
     def counted(*args):
         traced.append(1)
         return real(*args)
 
-    monkeypatch.setattr(train, "_loss", counted)
+    monkeypatch.setattr(gradient_steps, "_loss", counted)
     training = Training(max_steps=96, batch_size=24, dataset_size=240, heldout_size=48, passes=1)
     network, simulator = parts()
     _, history = train_network(zoo.key(0), network, simulator, training)
@@ -510,7 +512,7 @@ def test_what_is_compiled_beforehand_is_what_is_used():
     # of sizes that no other test has, whose programs would be there already
     training = Training(max_steps=20, batch_size=23, dataset_size=253, heldout_size=46)
     network, simulator = parts()
-    run = train._Run(network, training, simulator, None, None)
+    run = train._TrainingRun(network, training, simulator, None, None)
     compiled = []
 
     def heard(event, duration, **_):
@@ -518,7 +520,7 @@ def test_what_is_compiled_beforehand_is_what_is_used():
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(heard)
-    with run.sets(zoo.key(0), Interruption()) as sets:
+    with run.prefetcher(zoo.key(0), Interruption()) as sets:
         run.begin(sets.next())
         sets._upcoming.result()  # it may compile something too
         before = len(compiled)
@@ -527,6 +529,6 @@ def test_what_is_compiled_beforehand_is_what_is_used():
         assert len(compiled) > before + 1
         key = zoo.key(1)
         ready = len(compiled)
-        run.measure_first()
+        run.evaluate_initial()
         run.one_pass(key)
     assert len(compiled) == ready

@@ -28,12 +28,11 @@ from retrodict.cli.resultfiles import (
     screen,
     write_posterior,
 )
-from retrodict.compiled import Compiled, compile
+from retrodict.compiled import Compiled, compile, load
 from retrodict.errors import DataError, InputError
 from retrodict.estimators.conditional import MADE
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
-from retrodict.saving import load, save
 from retrodict.training.train import Training
 
 Say = Callable[[str], None]
@@ -95,7 +94,7 @@ def compile_model(options: Namespace, say: Say) -> Answer:
             training=training_limits,
             progress_bar=options.progress,
         )
-    save(compiled, options.output, source.origin)
+    compiled.save(options.output, origin=source.origin)
     say(f"saved to {options.output}")
     answer = Answer(training(compiled), training_record(compiled, options.output))
     if not options.report:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from retrodict.compiled import Compiled
 from retrodict.evaluation.ranks import Rank, limit, looked_at, meaning
 from retrodict.inference.methods import Settings
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,7 +170,7 @@ def calibrate(
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
     graph = compiled.graph
-    truth, _ = fresh_datasets(graph, compiled.proposal.draws, data_key, num_datasets)
+    truth, _ = simulate_datasets(graph, compiled.proposal.draws, data_key, num_datasets)
     names = graph.latent
     size = sum(int(np.prod(graph.sites[name].shape)) for name in names)
     together = int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))

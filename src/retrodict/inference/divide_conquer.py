@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from retrodict.inference.smc import Outcome
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.plate_tree import counted
-from retrodict.particles.population import reweigh, start
+from retrodict.particles.population import initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess, normalise
 from retrodict.proposal.proposal import Networks, Proposal
@@ -135,14 +135,14 @@ class Divider:
         for factor in {f.latents: f for name, f in stood_in.items() if name in rest}.values():
             log_weights -= self._marginal(networks, factor, values, ())
         constant = evidence + sum((b.log_evidence for b in roots), jnp.zeros(()))
-        particles = start(self.num_particles)._replace(values=values)
+        particles = initial_population(self.num_particles)._replace(values=values)
         particles = particles._replace(log_evidence=LogEvidence.zero().add(constant))
-        particles = reweigh(particles, log_weights, len(self.proposal.stages) - 1)
+        particles = reweight(particles, log_weights, len(self.proposal.stages) - 1)
         size = ess(particles.log_weights)
         shared = {name: 1.0 / size + loss.shared.get(name, 0.0) for name in values}
         particles = particles._replace(
             num_resamplings=jnp.asarray(len(loss.sizes) > 0, jnp.int32),
-            lineage=particles.lineage._replace(settled=loss.variance),
+            lineage=particles.lineage._replace(past_variance=loss.variance),
         )
         return Outcome(
             particles,

@@ -17,7 +17,8 @@ from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import DataError
 from retrodict.inference.methods import ImpossibleData, Inference, Settings
-from retrodict.particles.out_of_distribution import Likeness, Reference
+from retrodict.particles.diagnostics import Rescue
+from retrodict.particles.out_of_distribution import PriorPredictiveReference
 from retrodict.particles.posterior import Posterior
 from retrodict.proposal.proposal import Networks
 
@@ -39,7 +40,7 @@ class Answers:
 
     inference: Inference
     networks: Networks
-    reference: Reference | None = None
+    reference: PriorPredictiveReference | None = None
 
     def one(
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], settings: Settings, rescue: bool
@@ -109,48 +110,36 @@ class Answers:
         tempered = self.inference.one(
             self.networks, rng_key, data, replace(settings, method="temper")
         )
-        extra = dict(tempered.extra)
-        extra |= {
-            "rescued": True,
-            "planned": settings.method,
-            "planned_reasons": why,
-            "note": f"rescued by tempering: {extra['note'].partition(': ')[2]}",
-            "reasons": (
+        assert tempered.tempering is not None
+        return replace(
+            tempered,
+            rescue=Rescue(settings.method, why),
+            remarks=(
                 f"Rescued: '{settings.method}', as planned, ended poor.",
-                *extra["reasons"],
-                f"It took {extra['seconds']:.2g} s.",
+                *tempered.remarks,
+                f"It took {tempered.tempering.seconds:.2g} s.",
             ),
-        }
-        return replace(tempered, extra=extra)
+        )
 
     def _compared(self, posterior: Posterior) -> Posterior:
         """Say where the data lie among synthetic ones."""
         if self.reference is None:
             return posterior
-        graph = self.inference.graph
-        if not posterior.batched:
-            data = {name: np.asarray(value)[None] for name, value in posterior.data.items()}
-            evidence = np.asarray(posterior.log_evidence)[None]
-            (found,) = self.reference.likeness(graph, data, evidence)
-            return replace(posterior, extra=_with_likeness(posterior.extra, found))
         data = {name: np.asarray(value) for name, value in posterior.data.items()}
-        likeness = self.reference.likeness(graph, data, np.asarray(posterior.log_evidence))
-        rescued = {
-            row: replace(one, extra=_with_likeness(one.extra, likeness[row]))
-            for row, one in posterior.extra.get("rescued", {}).items()
+        evidence = np.asarray(posterior.log_evidence)
+        if not posterior.batched:
+            data = {name: value[None] for name, value in data.items()}
+            evidence = evidence[None]
+        checks = self.reference.check(self.inference.graph, data, evidence)
+        individual = {
+            row: replace(one, predictive_checks=(checks[row],))
+            for row, one in posterior.individual.items()
         }
-        each = [_with_likeness({}, found) for found in likeness]
-        return replace(posterior, extra={**posterior.extra, "rescued": rescued, "each": each})
-
-
-def _with_likeness(extra: Mapping[str, Any], likeness: Likeness) -> dict[str, Any]:
-    reasons = (*extra.get("reasons", ()), *likeness.reasons())
-    return {**extra, "ood": likeness, "reasons": reasons}
+        return replace(posterior, predictive_checks=checks, individual=individual)
 
 
 def _told(posterior: Posterior, reason: str) -> Posterior:
-    reasons = (*posterior.extra.get("reasons", ()), reason)
-    return replace(posterior, extra={**posterior.extra, "rescued": False, "reasons": reasons})
+    return replace(posterior, remarks=(*posterior.remarks, reason))
 
 
 # What only the planned method has; the rows of data sets that were rescued are void in these.
@@ -160,7 +149,7 @@ _OWN = ("ess_by_stage", "ancestors", "survivors", "filtered", "filtered_log_weig
 def _with_rows(batch: Posterior, found: Mapping[int, Posterior]) -> Posterior:
     """The batch with the answers of some data sets replaced."""
     rows = np.array(list(found))
-    parts: dict[str, Any] = {"extra": {**batch.extra, "rescued": dict(found)}}
+    parts: dict[str, Any] = {"individual": dict(found)}
     for one in fields(batch):
         value = getattr(batch, one.name)
         if one.name in _OWN:

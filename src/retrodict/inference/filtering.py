@@ -20,7 +20,7 @@ from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import checked_data
 from retrodict.inference.smc import Engine, carried
-from retrodict.particles.population import Population, blame, start
+from retrodict.particles.population import Population, impossible_sites, initial_population
 from retrodict.particles.resampling import resampler
 from retrodict.proposal.proposal import Networks, Proposal, Stage
 
@@ -117,7 +117,7 @@ class StreamingFilter:
             return leading, program.initial_carry(scan, leading)
 
         leading, carry = jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_particles))
-        population = start(num_particles)._replace(values=leading)
+        population = initial_population(num_particles)._replace(values=leading)
         moving = carried(population, carry)
         blank = {
             name: jnp.zeros((num_particles, *site.shape[1:]), site.dtype)
@@ -139,11 +139,11 @@ class StreamingFilter:
             )
         num_particles = state.log_weights.shape[0]
         state, info, possible = self._advance(num_particles)(networks, rng_key, state, checked)
-        if int(state.population.failed) >= 0:
+        if int(state.population.failed_stage) >= 0:
             raise DataError(
                 f"every particle has weight zero after step {int(state.time)}: no particle makes "
-                f"these sites possible: {blame(possible)}. Check that their values can come from "
-                "the model; if they can, but only barely, use more particles"
+                f"these sites possible: {impossible_sites(possible)}. Check that their values can "
+                "come from the model; if they can, but only barely, use more particles"
             )
         return state, info
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import ANSWERING, QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph.graph import Graph
 from retrodict.graph.trace import trace
@@ -25,14 +26,15 @@ from retrodict.inference.smc import Engine, Outcome, by_parts
 from retrodict.inference.tempering_driver import Rescuer
 from retrodict.inverse.inverse import invert
 from retrodict.inverse.plate_tree import divisible
-from retrodict.particles.diagnostics import Judged, judge
-from retrodict.particles.out_of_distribution import DATASETS, Reference
-from retrodict.particles.population import blame
-from retrodict.particles.posterior import Posterior, make_posterior, stacked
+from retrodict.particles.diagnostics import WeightAnalysis, analyse_weights
+from retrodict.particles.make_posterior import posterior_from_analysis, stack_posteriors
+from retrodict.particles.out_of_distribution import NUM_DATASETS, PriorPredictiveReference
+from retrodict.particles.population import impossible_sites
+from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
 from retrodict.particles.weights import LogEvidence
 from retrodict.proposal.proposal import Networks, Proposal
-from retrodict.training.prior_datasets import fresh_datasets
+from retrodict.training.prior_datasets import simulate_datasets
 from retrodict.types import Values
 
 FEW_PARTICLES = 100
@@ -87,13 +89,18 @@ class Plan:
     ess: Mapping[str, float] = field(default_factory=dict)
     num_particles: int = 0
     num_datasets: int = 0
-    reference: Reference | None = None
+    reference: PriorPredictiveReference | None = None
 
     @staticmethod
     def read(plain: Mapping[str, Any]) -> "Plan":
         """As it was written into a file."""
         kept = plain.get("reference")
-        return Plan(**{**plain, "reference": None if kept is None else Reference.read(kept)})
+        return Plan(
+            **{
+                **plain,
+                "reference": None if kept is None else PriorPredictiveReference.from_json(kept),
+            }
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +146,7 @@ class Inference:
         if settings.method == "temper":
             each = ({name: value[i] for name, value in checked.items()} for i in range(number))
             keys = jax.random.split(rng_key, number)
-            return stacked(
+            return stack_posteriors(
                 [self.one(networks, k, row, settings) for k, row in zip(keys, each, strict=True)]
             )
         run = partial(self._runner(settings, many=True), networks)
@@ -164,7 +171,7 @@ class Inference:
 
     def _runner(
         self, settings: Settings, *, many: bool = False
-    ) -> Callable[..., tuple[Outcome, dict[str, Array], Judged]]:
+    ) -> Callable[..., tuple[Outcome, dict[str, Array], WeightAnalysis]]:
         """The compiled function for these settings; made once, then kept."""
         if settings.method not in self.candidates:
             raise ValueError(
@@ -189,8 +196,8 @@ class Inference:
 
             # few particles take no time, however slow the program
             few = settings.num_particles <= FEW_PARTICLES and not many
-            self._runners[settings, many] = Compiled(
-                run_many if many else run, QUICKLY if few else ANSWERING
+            self._runners[settings, many] = CompiledFunction(
+                run_many if many else run, FAST_COMPILE if few else LOW_LATENCY
             )
         return self._runners[settings, many]
 
@@ -250,19 +257,18 @@ class Inference:
         self,
         outcome: Outcome,
         deterministic: dict[str, Array],
-        judged: Judged,
+        judged: WeightAnalysis,
         data: Values,
         method: str,
     ) -> Posterior:
         particles = outcome.population
         # rows of a loop's stacks are NumPy's
         samples: dict[str, Array] = jax.device_put({**particles.values, **deterministic})
-        return make_posterior(
+        return posterior_from_analysis(
             samples,
-            particles.log_weights,
+            judged,
             log_evidence=particles.log_evidence,
             num_resamplings=particles.num_resamplings,
-            judged=judged,
             ancestors=outcome.ancestors if outcome.ancestors.size else None,
             ess_by_stage=outcome.ess_by_stage if method != "importance" else None,
             filtered=outcome.filtered,
@@ -274,7 +280,7 @@ class Inference:
 
     def _check_possible(self, outcome: Outcome) -> None:
         """Say where it happened, if no particle could have made the data."""
-        failed = int(outcome.population.failed)
+        failed = int(outcome.population.failed_stage)
         if failed < 0:
             return
         stages = self.proposal.stages
@@ -282,8 +288,8 @@ class Inference:
         raise ImpossibleData(
             f"every particle has weight zero since stage {failed + 1} of {len(stages)}, drawing "
             f"{', '.join(names)}: no particle makes these sites possible: "
-            f"{blame(outcome.possible)}. Check that their values can come from the model; if they "
-            "can, but only barely, use more particles"
+            f"{impossible_sites(outcome.possible)}. Check that their values can come from the "
+            "model; if they can, but only barely, use more particles"
         )
 
     def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
@@ -292,7 +298,7 @@ class Inference:
         The data sets are kept as a reference, with the evidence that the best finds for them.
         """
         data_key, run_key = jax.random.split(rng_key)
-        made, _ = fresh_datasets(self.graph, self.proposal.draws, data_key, DATASETS)
+        made, _ = simulate_datasets(self.graph, self.proposal.draws, data_key, NUM_DATASETS)
         data = {name: made[name] for name in self.graph.observed}
         number, num = PLAN_DATASETS * PLAN_REPEATS, self._plan_particles(networks)
         keys = jax.random.split(run_key, number)
@@ -321,7 +327,7 @@ class Inference:
             best = max(measured, key=measured.__getitem__)
         # as many rows as before, so that nothing is compiled again
         found = evidence(best, np.arange(number))
-        reference = Reference.of(self.graph, data, found)
+        reference = PriorPredictiveReference.from_datasets(self.graph, data, found)
         if not measured:
             return Plan(best, reference=reference)
         return Plan(best, measured, num, PLAN_DATASETS, reference)
@@ -350,7 +356,7 @@ class Inference:
             each = self._working_bytes(networks, num_particles)
             return by_parts(partial(one, networks, threshold), each, keys, data)
 
-        return Compiled(run, QUICKLY)
+        return CompiledFunction(run, FAST_COMPILE)
 
 
 PLAN_PARTICLES, PLAN_DATASETS, PLAN_REPEATS = 200, 16, 8
@@ -372,16 +378,16 @@ def _in_parts(
     return jax.tree.map(lambda *all_: np.concatenate(all_), *parts)
 
 
-def _judged(outcome: Outcome, method: str) -> Judged:
+def _judged(outcome: Outcome, method: str) -> WeightAnalysis:
     particles = outcome.population
     if method == "importance":
-        return judge(particles.log_weights, num_nonfinite=particles.num_nonfinite)
-    return judge(
+        return analyse_weights(particles.log_weights, num_nonfinite=particles.num_nonfinite)
+    return analyse_weights(
         particles.log_weights,
         log_evidence_se=outcome.log_evidence_se,
         num_nonfinite=particles.num_nonfinite,
         ess_by_stage=outcome.ess_by_stage,
-        eves=particles.lineage.old,
+        eves=particles.lineage.ancestors,
         survivors=outcome.survivors,
     )
 

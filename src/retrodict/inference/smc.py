@@ -27,8 +27,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict._xla.batch_last import sum_of_all
 from retrodict._xla.scan import one_by_one, scan
-from retrodict.particles.genealogy import Lineage, paths, survivors
-from retrodict.particles.population import Population, reweigh, start
+from retrodict.particles.genealogy import Lineage, surviving_draws, trace_trajectories
+from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import ess
 from retrodict.proposal.proposal import Networks, Proposal, Stage, by_time
@@ -111,7 +111,7 @@ class Engine:
         stages, closes = self.proposal.stages, self._closing()
         if self._never and not any(map(self.proposal.runs_forward, stages)):
             return self._unresampled(networks, rng_key, data)
-        particles = start(self.num_particles)
+        particles = initial_population(self.num_particles)
         held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
         sizes, ancestors = [], []
         filtered: dict[str, Array] | None = None
@@ -176,7 +176,7 @@ class Engine:
 
     def _unresampled(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
         """All stages, where nothing is resampled: one run of the model gives all densities."""
-        particles, log_qs = start(self.num_particles), []
+        particles, log_qs = initial_population(self.num_particles), []
         for number, stage in enumerate(self.proposal.stages):
             _, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
             particles, log_q = self._draw(networks, draw_key, stage, data, particles)
@@ -223,7 +223,7 @@ class Engine:
         if self._never:
             left = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
         else:
-            left = survivors(ancestors, log_weights)
+            left = surviving_draws(ancestors, log_weights)
         for stage in self.proposal.stages:
             own: Array = left[generation]
             length = 1
@@ -315,7 +315,7 @@ class Engine:
             parents = self.resample(rng_key, particles.log_weights, self.num_particles)
             parents = parents.astype(jnp.int32)
             values = jax.tree.map(lambda leaf: leaf[parents], particles.values)
-            lineage = particles.lineage.resampled(particles.log_weights, size, parents)
+            lineage = particles.lineage.resample(particles.log_weights, size, parents)
             return values, lineage, parents
 
         values, lineage, parents = jax.lax.cond(
@@ -375,7 +375,7 @@ class Engine:
         if backward:
             sizes, parents = sizes[::-1], parents[::-1]
         values: Any = moving.values
-        followed = paths(seen.drawn, parents, backward)
+        followed = trace_trajectories(seen.drawn, parents, backward)
         ended = moving._replace(values={**values["outer"], **followed})
         possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
         return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
@@ -429,18 +429,18 @@ class Engine:
         carry, drawn, log_q, density = by_parts(one, each, chance, values["outer"], values["carry"])
         share = jnp.zeros(()) if values["share"] is None else values["share"]
         increment = sum(density.values(), share) - log_q
-        state = reweigh(state._replace(values={**values, "carry": carry}), increment, number)
+        state = reweight(state._replace(values={**values, "carry": carry}), increment, number)
         possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
         return state, Seen(drawn, size, parents, possible)
 
 
 def _reweigh(particles: Population, increment: Array, stage: int) -> Population:
-    """As `reweigh`, but traced once for all stages."""
+    """As `reweight`, but traced once for all stages."""
     bare: Population = _weigh(particles._replace(values={}), increment, stage)
     return bare._replace(values=particles.values)
 
 
-_weigh = jax.jit(reweigh)
+_weigh = jax.jit(reweight)
 
 
 class _Aside:

@@ -23,9 +23,10 @@ from retrodict.errors import DataError
 from retrodict.inference.mcmc_kernels import Moves
 from retrodict.inference.tempered_smc import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.inference.tempered_target import Target
-from retrodict.particles.diagnostics import Limit
-from retrodict.particles.population import blame
-from retrodict.particles.posterior import Posterior, make_posterior
+from retrodict.particles.diagnostics import Limit, TemperingReport
+from retrodict.particles.make_posterior import make_posterior
+from retrodict.particles.population import impossible_sites
+from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
 from retrodict.proposal.proposal import Networks, Proposal
 from retrodict.types import Values
@@ -150,20 +151,22 @@ class Rescuer:
             data=data,
             dims=dims,
         )
-        extra = {
-            "reasons": said,
-            "note": f"tempered: {found.stops} temperatures",
-            "temperatures": found.temperatures,
-            "acceptance": found.acceptance,
-            "sweeps": found.sweeps,
-            "seconds": seconds,
-            "ess_by_islands": found.effective,
-            "draws": 2 * POOL * self.temperer.num,
-        }
-        islands = jnp.asarray(found.island[:kept])
-        worst = np.maximum(posterior.grade, grade)
-        evidence = np.asarray(found.log_evidence, np.float64)[()]
-        return replace(posterior, grade=worst, eves=islands, log_evidence=evidence, extra=extra)
+        return replace(
+            posterior,
+            grade=np.maximum(posterior.grade, grade),
+            eves=jnp.asarray(found.island[:kept]),
+            log_evidence=np.asarray(found.log_evidence, np.float64)[()],
+            remarks=said,
+            tempering=TemperingReport(
+                temperatures=found.temperatures,
+                acceptance=found.acceptance["trajectories"],
+                discrete_acceptance=found.acceptance["changes"],
+                sweeps=found.sweeps,
+                seconds=seconds,
+                ess_by_islands=found.effective,
+                num_draws=2 * POOL * self.temperer.num,
+            ),
+        )
 
     def _check_possible(self, data: Values, pool: Pool) -> None:
         """Say which site is at fault, if no draw could have made the data."""
@@ -181,7 +184,7 @@ class Rescuer:
         seen = {name: bool(np.isfinite(np.asarray(d)).any()) for name, d in by_site.items()}
         raise DataError(
             f"none of {len(possible)} draws from networks and prior makes these sites possible: "
-            f"{blame(seen)}. Check that their values can come from the model"
+            f"{impossible_sites(seen)}. Check that their values can come from the model"
         )
 
 

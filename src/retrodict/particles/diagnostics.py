@@ -9,28 +9,33 @@ all that a `Posterior` holds: the weighted `samples` with their means, and the e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from retrodict.particles.genealogy import survivors as surviving
+from retrodict.particles.genealogy import surviving_draws
+from retrodict.particles.out_of_distribution import PriorPredictiveCheck
 from retrodict.particles.weights import (
     drop_nonfinite,
     ess,
-    lineage_se,
+    eve_indices,
+    genealogical_se,
     normalise,
     pareto_k,
     tail_share,
-    trace_eves,
 )
 from retrodict.particles.weights import log_evidence_se as importance_se
 
 Trust = Literal["good", "fair", "poor"]
 GRADES: tuple[Trust, ...] = ("good", "fair", "poor")
+
+# Key of `survivors` where only the smallest number over all stages is known: it holds for every
+# latent.
+ANY_LATENT = ""
 
 
 class Limit(NamedTuple):
@@ -128,7 +133,7 @@ def assess(
     return Assessment(effective, k, se, measures, jnp.max(grades))
 
 
-class Judged(NamedTuple):
+class WeightAnalysis(NamedTuple):
     """What is to be read from the weights of a population and its ancestry."""
 
     log_weights: Float[Array, "*datasets particles"]
@@ -139,7 +144,7 @@ class Judged(NamedTuple):
     survivors: dict[str, Float[Array, "*rest"]]
 
 
-def judge(
+def analyse_weights(
     log_weights: Float[Array, " particles"],
     *,
     log_evidence_se: Float[Array, ""] | None = None,
@@ -148,15 +153,15 @@ def judge(
     ancestors: Int[Array, "stages particles"] | None = None,
     eves: Int[Array, " particles"] | None = None,
     survivors: Mapping[str, Float[Array, "*time"]] | None = None,
-) -> Judged:
+) -> WeightAnalysis:
     """Normalise and assess one population; jittable. For arguments see `make_posterior`."""
     if eves is None and ancestors is not None:
-        eves = trace_eves(ancestors)
+        eves = eve_indices(ancestors)
     log_normalised, log_mean = normalise(log_weights)
     if survivors is None and ancestors is not None:
-        survivors = {"": jnp.min(surviving(ancestors, log_normalised))}
+        survivors = {ANY_LATENT: jnp.min(surviving_draws(ancestors, log_normalised))}
     if log_evidence_se is None and eves is not None:
-        log_evidence_se = lineage_se(log_weights, eves)
+        log_evidence_se = genealogical_se(log_weights, eves)
     found = assess(
         log_weights,
         log_evidence_se,
@@ -166,7 +171,7 @@ def judge(
     )
     _, broken = drop_nonfinite(log_weights)
     total = num_nonfinite + broken.astype(jnp.int32)
-    return Judged(log_normalised, log_mean, found, total, eves, dict(survivors or {}))
+    return WeightAnalysis(log_normalised, log_mean, found, total, eves, dict(survivors or {}))
 
 
 def split(survivors: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
@@ -176,8 +181,61 @@ def split(survivors: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
 
 
 @dataclass(frozen=True)
+class TemperingReport:
+    """How tempered SMC reached the posterior.
+
+    Attributes:
+        temperatures: λ of each stage, ascending; the last is 1 if the posterior was reached.
+        acceptance: share of accepted HMC trajectories at the last temperature; None without
+            continuous latents.
+        discrete_acceptance: share of accepted changes of discrete latents at the last temperature;
+            None without discrete latents.
+        sweeps: MCMC sweeps over every particle, in all stages.
+        seconds: wall-clock time.
+        ess_by_islands: effective sample size of the worst coordinate's mean, estimated from the
+            spread between independent islands of particles.
+        num_draws: draws from proposal and prior that the runs started from.
+    """
+
+    temperatures: tuple[float, ...]
+    acceptance: float | None
+    discrete_acceptance: float | None
+    sweeps: int
+    seconds: float
+    ess_by_islands: float
+    num_draws: int
+
+
+@dataclass(frozen=True)
+class Rescue:
+    """The planned method that gave a poor posterior before tempering replaced it.
+
+    Attributes:
+        planned_method: its name.
+        planned_reasons: why its posterior was poor, or the error it raised.
+    """
+
+    planned_method: str
+    planned_reasons: str
+
+
+@dataclass(frozen=True)
 class Diagnostics:
-    """How an answer was found, and why it is to be trusted or not."""
+    """How a posterior was computed, and the reasons for its grade.
+
+    Attributes:
+        method: "importance", "smc", "divide" or "temper".
+        trust: "good", "fair" or "poor".
+        reasons: what the grade rests on, in sentences.
+        num_particles: K.
+        num_nonfinite: weights that were NaN or +inf and were set to zero, over all stages.
+        num_stages: stages of SMC; 1 for importance sampling.
+        num_resamplings: how often the particles were resampled.
+        tempering: report of tempered SMC; None for other methods.
+        rescue: the method that tempering replaced; None if the planned method was kept.
+        predictive_check: where the data lie among prior predictive data sets; None if the compiled
+            model has no reference for its arguments.
+    """
 
     method: str
     trust: Trust
@@ -186,13 +244,15 @@ class Diagnostics:
     num_nonfinite: int
     num_stages: int
     num_resamplings: int
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    tempering: TemperingReport | None = None
+    rescue: Rescue | None = None
+    predictive_check: PriorPredictiveCheck | None = None
 
     def __str__(self) -> str:
         return f"{self.trust} ({self.method})\n" + "\n".join(f"- {r}" for r in self.reasons)
 
 
-def reasons(
+def grade_reasons(
     measures: np.ndarray,
     num_particles: int,
     survivors: Mapping[str, np.ndarray] = MappingProxyType({}),

@@ -1,9 +1,9 @@
-"""Chosen ancestors and weights in; what resampling has left of earlier draws out.
+"""Genealogy of resampled particles: surviving draws, ancestral lineages and trajectories.
 
-Resampling copies, and copies tell nothing new: what is known of a variable drawn at some stage
-rests on the draws of that stage that have descendants. In a long series all lines soon lead back to
-one first ancestor. That is in the nature of a particle filter, and no fault of its filtered
-marginals or its evidence, but it is one of its trajectories.
+Resampling copies particles, and copies carry no new information: an estimate about a variable drawn
+at some stage rests on the draws of that stage which still have descendants. In a long series all
+lineages coalesce in one early ancestor (path degeneracy). That limits the trajectories of a
+particle filter, but neither its filtered marginals nor its evidence.
 """
 
 from typing import NamedTuple
@@ -12,110 +12,126 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from retrodict.particles.weights import families
+from retrodict.particles.weights import descendant_weights
 
-# How much of all pairs of particles, by weight, may share an ancestor at the older mark.
-SHARED = 0.1
+# Largest share of coalesced pairs of particles, by weight, before the lag is shortened.
+MAX_COALESCENCE = 0.1
 
 
 class Lineage(NamedTuple):
-    """Whom each particle descends from at two marks in the past, and the error made before them.
+    """Ancestors of each particle at two reference generations, for the variance of log Ẑ.
 
-    The variance of log Ẑ shows in the weights F of families: grouped by their ancestors at some
-    stage s, Σ F² - 1/K is due to what was drawn at s and since (Chan & Lai 2013, Ann. Statist.
-    41:2877). Seen from too far, everybody is one family. So there are two marks. When the older one
-    is about to fade, what was drawn between the two is settled, as the difference of their sums of
-    squares, and the marks move on: a fixed-lag estimator (Olsson & Douc 2019, Bernoulli 25:1504)
-    whose lag is as long as the ancestry can bear. A filter forgets, so that little is cut off.
+    Let F_e be the total weight of the descendants of ancestor e of generation s. Then
+    Σ_e F_e² - 1/K estimates the part of the variance of log Ẑ due to draws at s and later (Chan &
+    Lai 2013, Ann. Statist. 41:2877). The estimate breaks down when s lies so far back that all
+    particles share one ancestor. So there are two reference generations. When too many lineages
+    have coalesced since the older one, the variance due to draws between the two is added to
+    `past_variance`, as the difference of their sums of squares; the newer generation becomes the
+    older one, and the current generation the newer one. This is a fixed-lag estimator (Olsson &
+    Douc 2019, Bernoulli 25:1504) with the longest lag that the genealogy allows. A filter forgets
+    its past, so that the truncation costs little.
 
-    To sum over families at every stage is dear, so when to move is told from the weights: to choose
-    ancestors by them makes about 1 / ESS - 1 / K of all pairs siblings.
+    Summing over descendants at every stage would be expensive. Coalescence is estimated from the
+    weights instead: resampling gives about 1 / ESS - 1 / K of all pairs the same parent.
 
     Attributes:
-        old, new: index of each particle's ancestor at the older and the newer mark.
-        old_age, new_age: how much of all pairs is thought to have come together since.
-        marked: whether the newer mark has been set.
-        settled: the variance of log Ẑ due to what was drawn before the older mark.
+        ancestors: index of each particle's ancestor in the older reference generation.
+        recent_ancestors: index of each particle's ancestor in the newer reference generation.
+        coalescence: estimated share of pairs that coalesced since the older generation.
+        recent_coalescence: estimated share of pairs that coalesced since the newer generation.
+        has_recent: whether the newer reference generation has been chosen.
+        past_variance: variance of log Ẑ due to draws before the older reference generation.
     """
 
-    old: Int[Array, " particles"]
-    new: Int[Array, " particles"]
-    old_age: Float[Array, ""]
-    new_age: Float[Array, ""]
-    marked: Bool[Array, ""]
-    settled: Float[Array, ""]
+    ancestors: Int[Array, " particles"]
+    recent_ancestors: Int[Array, " particles"]
+    coalescence: Float[Array, ""]
+    recent_coalescence: Float[Array, ""]
+    has_recent: Bool[Array, ""]
+    past_variance: Float[Array, ""]
 
     @classmethod
-    def start(cls, num: int) -> "Lineage":
-        """Everyone is their own ancestor."""
-        everyone, zero = jnp.arange(num, dtype=jnp.int32), jnp.zeros(())
-        return cls(everyone, everyone, zero, zero, jnp.zeros((), bool), zero)
+    def initial(cls, num: int) -> "Lineage":
+        """Lineage of the first generation, in which every particle is its own ancestor."""
+        identity, zero = jnp.arange(num, dtype=jnp.int32), jnp.zeros(())
+        return cls(identity, identity, zero, zero, jnp.zeros((), bool), zero)
 
-    def resampled(
+    def resample(
         self,
         log_weights: Float[Array, " particles"],
-        size: Float[Array, ""],
+        ess: Float[Array, ""],
         parents: Int[Array, " particles"],
     ) -> "Lineage":
-        """After `parents` were chosen by these normalised weights of that effective size."""
-        siblings = 1.0 / jnp.maximum(size, 1e-30) - 1.0 / log_weights.shape[0]
-        age = self.old_age + siblings
-        close = self.marked & (age > SHARED)
-        mark = close | (~self.marked & (age > SHARED / 2))
+        """Lineage of the particles `parents`, chosen by normalised weights of this ESS."""
+        same_parent = 1.0 / jnp.maximum(ess, 1e-30) - 1.0 / log_weights.shape[0]
+        coalescence = self.coalescence + same_parent
+        advance = self.has_recent & (coalescence > MAX_COALESCENCE)
+        choose_recent = advance | (~self.has_recent & (coalescence > MAX_COALESCENCE / 2))
 
-        def between() -> Array:
-            old, new = (families(log_weights, line) for line in (self.old, self.new))
-            # one family: an error that cannot be seen from here
-            lost = jnp.max(old) > 1.0 - 1e-6
-            return jnp.where(lost, jnp.inf, jnp.sum(old**2) - jnp.sum(new**2))
+        def variance_between() -> Array:
+            older = descendant_weights(log_weights, self.ancestors)
+            newer = descendant_weights(log_weights, self.recent_ancestors)
+            # With a single ancestor left, the variance cannot be estimated.
+            degenerate = jnp.max(older) > 1.0 - 1e-6
+            return jnp.where(degenerate, jnp.inf, jnp.sum(older**2) - jnp.sum(newer**2))
 
         return Lineage(
-            jnp.where(close, self.new, self.old)[parents],
-            jnp.where(mark, parents, self.new[parents]),
-            jnp.where(close, self.new_age + siblings, age),
-            jnp.where(mark, siblings, self.new_age + siblings),
-            self.marked | mark,
-            self.settled + jax.lax.cond(close, between, lambda: jnp.zeros(())),
+            ancestors=jnp.where(advance, self.recent_ancestors, self.ancestors)[parents],
+            recent_ancestors=jnp.where(choose_recent, parents, self.recent_ancestors[parents]),
+            coalescence=jnp.where(advance, self.recent_coalescence + same_parent, coalescence),
+            recent_coalescence=jnp.where(
+                choose_recent, same_parent, self.recent_coalescence + same_parent
+            ),
+            has_recent=self.has_recent | choose_recent,
+            past_variance=self.past_variance
+            + jax.lax.cond(advance, variance_between, lambda: jnp.zeros(())),
         )
 
 
-def survivors(
+def surviving_draws(
     ancestors: Int[Array, "stages particles"], log_weights: Float[Array, " particles"]
 ) -> Float[Array, " generations"]:
-    """Effective number of draws of each generation that are left in the last: 1 / Σ F².
+    """Effective number of draws of each generation that survive in the last one, 1 / Σ_e F_e².
 
-    One entry more than there are rows of `ancestors`: the last is the effective sample size.
+    F_e is the total normalised weight of the descendants of draw e. There is one generation more
+    than rows of `ancestors`; the entry of the last one is the effective sample size.
     """
 
-    def effective(line: Array) -> Array:
-        squares = jnp.sum(families(log_weights, line) ** 2)
+    def effective_number(lineage: Array) -> Array:
+        squares = jnp.sum(descendant_weights(log_weights, lineage) ** 2)
         return jnp.where(squares > 0.0, 1.0 / jnp.where(squares > 0.0, squares, 1.0), 0.0)
 
-    def back(line: Array, parents: Array) -> tuple[Array, Array]:
-        line = parents[line]
-        return line, effective(line)
+    def step_back(lineage: Array, parents: Array) -> tuple[Array, Array]:
+        lineage = parents[lineage]
+        return lineage, effective_number(lineage)
 
-    everyone = jnp.arange(log_weights.shape[0], dtype=ancestors.dtype)
-    _, earlier = jax.lax.scan(back, everyone, ancestors, reverse=True)
-    return jnp.append(earlier, effective(everyone))
+    identity = jnp.arange(log_weights.shape[0], dtype=ancestors.dtype)
+    _, earlier = jax.lax.scan(step_back, identity, ancestors, reverse=True)
+    return jnp.append(earlier, effective_number(identity))
 
 
-def paths(
-    drawn: dict[str, Array], parents: Int[Array, "time particles"], backward: bool
+def trace_trajectories(
+    draws: dict[str, Array], parents: Int[Array, "time particles"], backward: bool
 ) -> dict[str, Array]:
-    """Follow every last particle back through its ancestors: values of all steps, particles first.
+    """Trace every particle of the last step back through its ancestors.
 
-    `parents[s]` are the ancestors chosen before step s was drawn, in the order of drawing.
+    Args:
+        draws: site → values drawn at each step, `(time, particles, *shape)`.
+        parents: `parents[s]` are the ancestors chosen before step s was drawn, in sampling order.
+        backward: whether sampling ran from the last time step to the first.
+
+    Returns:
+        Site → trajectories, `(particles, time, *shape)`.
     """
     if backward:
-        drawn = {name: value[::-1] for name, value in drawn.items()}
-    everyone = jnp.arange(parents.shape[1], dtype=parents.dtype)
+        draws = {name: value[::-1] for name, value in draws.items()}
+    identity = jnp.arange(parents.shape[1], dtype=parents.dtype)
 
-    def back(line: Array, chosen: Array) -> tuple[Array, Array]:
-        return chosen[line], line
+    def step_back(lineage: Array, chosen: Array) -> tuple[Array, Array]:
+        return chosen[lineage], lineage
 
-    _, lines = jax.lax.scan(back, everyone, parents, reverse=True)
-    followed = jax.vmap(lambda values, line: jax.tree.map(lambda v: v[line], values))(drawn, lines)
+    _, lineages = jax.lax.scan(step_back, identity, parents, reverse=True)
+    paths = jax.vmap(lambda values, line: jax.tree.map(lambda v: v[line], values))(draws, lineages)
     if backward:
-        followed = {name: path[::-1] for name, path in followed.items()}
-    return {name: jnp.moveaxis(path, 0, 1) for name, path in followed.items()}
+        paths = {name: path[::-1] for name, path in paths.items()}
+    return {name: jnp.moveaxis(path, 0, 1) for name, path in paths.items()}

@@ -20,13 +20,13 @@ from retrodict.graph.graph import Graph, Site
 Table = np.ndarray[Any, Any]
 
 # Below this share of synthetic data sets, a data set is called unlike them.
-UNLIKE = 0.01
+SIGNIFICANCE = 0.01
 # Of so many data sets the record keeps all that it compares with.
-DATASETS, EVIDENCES = 500, 128
+NUM_DATASETS = 500
 
 
 @dataclass(frozen=True)
-class Likeness:
+class PriorPredictiveCheck:
     """Where one data set lies among synthetic ones.
 
     Attributes:
@@ -42,12 +42,12 @@ class Likeness:
     def reasons(self) -> tuple[str, ...]:
         """In words, if there is anything to say."""
         said = []
-        if self.data < UNLIKE:
+        if self.data < SIGNIFICANCE:
             said.append(
                 f"These data are unlike synthetic ones: the {self.furthest} lies further out than "
                 f"in {1 - self.data:.1%} of them. The networks have not learned from the like."
             )
-        if self.evidence is not None and self.evidence < UNLIKE:
+        if self.evidence is not None and self.evidence < SIGNIFICANCE:
             said.append(
                 f"These data are less probable under the model than {1 - self.evidence:.1%} of "
                 "synthetic data sets: the model may not describe them."
@@ -56,7 +56,7 @@ class Likeness:
 
 
 @dataclass(frozen=True)
-class Reference:
+class PriorPredictiveReference:
     """What is kept of synthetic data sets, as plain numbers.
 
     Attributes:
@@ -74,15 +74,15 @@ class Reference:
     log_evidence: tuple[float, ...] = ()
 
     @staticmethod
-    def of(
+    def from_datasets(
         graph: Graph, data: Mapping[str, Table], log_evidence: Sequence[float] | Table = ()
-    ) -> "Reference":
+    ) -> "PriorPredictiveReference":
         """From synthetic data sets, with a leading axis, and the evidence of some of them."""
         names, values = statistics(graph, data)
         centre = np.median(values, 0)
         low, high = np.quantile(values, [0.005, 0.995], axis=0)
         least = 1e-6 * (1.0 + np.abs(centre))
-        partial = Reference(
+        partial = PriorPredictiveReference(
             names,
             _plain(centre),
             _plain(np.maximum(centre - low, least)),
@@ -91,25 +91,25 @@ class Reference:
         )
         scores = np.sort(np.max(partial._distances(values), 1))
         known = np.sort(np.asarray(log_evidence, float))
-        return Reference(
+        return PriorPredictiveReference(
             *(names, partial.centre, partial.below, partial.above),
             _plain(scores),
             _plain(known[np.isfinite(known)]),
         )
 
     @staticmethod
-    def read(plain: Mapping[str, Any]) -> "Reference":
+    def from_json(plain: Mapping[str, Any]) -> "PriorPredictiveReference":
         """As it was written into a file."""
-        return Reference(**{name: tuple(value) for name, value in plain.items()})
+        return PriorPredictiveReference(**{name: tuple(value) for name, value in plain.items()})
 
     def _distances(self, values: Table) -> Table:
         away = values - np.array(self.centre)
         scale = np.where(away < 0, np.array(self.below), np.array(self.above))
         return np.asarray(np.abs(away) / scale)
 
-    def likeness(
+    def check(
         self, graph: Graph, data: Mapping[str, Table], log_evidence: Table
-    ) -> list[Likeness]:
+    ) -> tuple[PriorPredictiveCheck, ...]:
         """Of each of several data sets, with their evidence."""
         _, values = statistics(graph, data)
         distances = self._distances(values)
@@ -122,8 +122,8 @@ class Reference:
             if self.log_evidence:
                 below = np.searchsorted(self.log_evidence, evidence, side="right")
                 lower = float((below + 1) / (len(self.log_evidence) + 1))
-            found.append(Likeness(float(share), lower, self.names[place]))
-        return found
+            found.append(PriorPredictiveCheck(float(share), lower, self.names[place]))
+        return tuple(found)
 
 
 def statistics(graph: Graph, data: Mapping[str, Table]) -> tuple[tuple[str, ...], Table]:

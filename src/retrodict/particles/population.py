@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from retrodict.particles.genealogy import Lineage
-from retrodict.particles.weights import LogEvidence, drop_nonfinite, lineage_se, normalise
+from retrodict.particles.weights import LogEvidence, drop_nonfinite, genealogical_se, normalise
 
 
 class Population(NamedTuple):
@@ -20,7 +20,7 @@ class Population(NamedTuple):
         log_evidence: of what is counted so far.
         num_nonfinite: weights that were NaN or +inf, and were set to zero.
         num_resamplings: how often the population was resampled.
-        failed: the first stage at which every weight was zero, or −1.
+        failed_stage: the first stage at which every weight was zero, or −1.
         lineage: whom they descend from.
     """
 
@@ -29,23 +29,25 @@ class Population(NamedTuple):
     log_evidence: LogEvidence
     num_nonfinite: Int[Array, ""]
     num_resamplings: Int[Array, ""]
-    failed: Int[Array, ""]
+    failed_stage: Int[Array, ""]
     lineage: Lineage
 
     def log_evidence_se(self) -> Float[Array, ""]:
         """Standard error of the log evidence, by what is left of the families."""
-        return lineage_se(self.log_weights, self.lineage.old, self.lineage.settled)
+        return genealogical_se(self.log_weights, self.lineage.ancestors, self.lineage.past_variance)
 
 
-def start(num_particles: int) -> Population:
+def initial_population(num_particles: int) -> Population:
     """Particles of equal weight, of which nothing is known."""
     zero = jnp.zeros((), jnp.int32)
     equal = jnp.full(num_particles, -np.log(num_particles), jnp.float32)
-    lineage = Lineage.start(num_particles)
+    lineage = Lineage.initial(num_particles)
     return Population({}, equal, LogEvidence.zero(), zero, zero, zero - 1, lineage)
 
 
-def reweigh(particles: Population, increment: Float[Array, " particles"], stage: int) -> Population:
+def reweight(
+    particles: Population, increment: Float[Array, " particles"], stage: int
+) -> Population:
     """Multiply weights by increments; their weighted mean is the next factor of the evidence."""
     increment, broken = drop_nonfinite(increment)
     log_weights, log_mean = normalise(particles.log_weights + increment)
@@ -55,10 +57,12 @@ def reweigh(particles: Population, increment: Float[Array, " particles"], stage:
         log_weights=log_weights,
         log_evidence=particles.log_evidence.add(log_factor),
         num_nonfinite=particles.num_nonfinite + broken.astype(jnp.int32),
-        failed=jnp.where(nothing & (particles.failed < 0), stage, particles.failed),
+        failed_stage=jnp.where(
+            nothing & (particles.failed_stage < 0), stage, particles.failed_stage
+        ),
     )
 
 
-def blame(possible: Mapping[str, Any]) -> str:
+def impossible_sites(possible: Mapping[str, Any]) -> str:
     """The sites that no particle made possible, for a message."""
     return ", ".join(f"'{name}'" for name, ok in possible.items() if not bool(ok)) or "none alone"

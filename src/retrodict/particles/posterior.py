@@ -1,14 +1,14 @@
-"""Weighted particles in; the answer with its moments, tables, verdict and reasons out.
+"""The posterior as weighted particles: moments, draws, tables, grade and reasons.
 
-A `Posterior` holds one data set's particles, or those of many data sets with a leading axis.
-Weights are normalised; the verdict `trust` is read from them alone, against the limits in `LIMITS`
-(the paper, sec. 2.1 and 2.2).
+A `Posterior` holds the particles of one data set, or those of many data sets with a leading axis.
+Its grade, `trust`, follows from the weights and the genealogy of the particles alone, by the limits
+in `diagnostics.LIMITS` (Paige & Wood 2016, sec. 2.1 and 2.2).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from retrodict.particles.diagnostics import GRADES, Diagnostics, Judged, judge, reasons
-from retrodict.particles.resampling import systematic
-from retrodict.particles.weights import (
-    LogEvidence,
-    weighted_mcse,
-    weighted_mean,
-    weighted_sd,
+from retrodict.particles.diagnostics import (
+    GRADES,
+    Diagnostics,
+    Rescue,
+    TemperingReport,
+    grade_reasons,
 )
+from retrodict.particles.out_of_distribution import PriorPredictiveCheck
+from retrodict.particles.resampling import systematic
+from retrodict.particles.weights import weighted_mcse, weighted_mean, weighted_sd
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
@@ -38,14 +40,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """Weighted particles of a posterior distribution, and what they tell of themselves.
+    """Weighted particles of a posterior distribution, with its evidence and diagnostics.
 
-    Of many data sets every array has a leading axis: `posterior[i]` is one data set's answer,
-    `len(posterior)` their number; `mean`, `sd`, `mcse`, `expectation` and `resample` work on all at
-    once; `summary`, `to_arviz` and `plot` take one.
+    `Compiled.infer` returns the posterior of one data set; `Compiled.infer_many` returns that of
+    many data sets, in which every array has a leading axis of data sets. Then `posterior[i]` is the
+    posterior of data set i and `len(posterior)` the number of data sets; `mean`, `sd`, `mcse`,
+    `expectation` and `resample` work on all data sets at once; `diagnostics`, `summary`, `to_arviz`
+    and `plot` require one.
 
     The log evidence is a NumPy number in double precision: a series of 10 000 steps has a log
-    evidence whose third decimal a single-precision number cannot hold.
+    evidence whose third decimal is lost in single precision.
+
+    Attributes:
+        samples: latent or deterministic site → `(*datasets, num_particles, *site shape)`.
+        log_weights: normalised, `logsumexp(log_weights) == 0`: `(*datasets, num_particles)`.
+        log_evidence: estimate of log p(y), `(*datasets,)`; the estimate of p(y) is unbiased.
+        log_evidence_se: standard error of `log_evidence`.
+        ess: effective sample size of the weights.
+        pareto_k: PSIS k̂ (Vehtari et al. 2024, JMLR 25:72).
+        grade: 0 good, 1 fair, 2 poor; `trust` gives it as a word.
+        measures: value of each of `diagnostics.LIMITS`, `(*datasets, limits)`.
+        num_nonfinite: weights that were NaN or +inf and were set to zero, over all stages.
+        num_resamplings: how often the particles were resampled.
+        method: "importance", "smc", "divide" or "temper".
+        ess_by_stage: effective sample size before each resampling decision and at the end.
+        ancestors: index of each particle's parent at every stage.
+        eves: index of each particle's ancestor in the generation from which errors are estimated;
+            None if every particle is independent of the others.
+        survivors: latent → effective number of its distinct draws left after resampling,
+            `(*datasets,)`, or `(*datasets, time)` for a series.
+        filtered: site in time → `(*datasets, time, num_particles, *shape of one step)`.
+        filtered_log_weights: `(*datasets, time, num_particles)`.
+        data: observed site → values.
+        dims: site → names of its axes, for labels.
+        coords: axis → labels of its elements.
+        remarks: reasons that the method itself gives; `diagnostics` adds those of the grade.
+        tempering: report of tempered SMC; None for other methods.
+        rescue: the method that tempering replaced; None if the planned method was kept.
+        predictive_checks: where the data lie among prior predictive data sets, one for each data
+            set; empty if the compiled model has no reference for its arguments.
+        individual: row → posterior of the data sets that were not computed with the batch, such as
+            those rescued by tempering.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from retrodict.particles.make_posterior import make_posterior
+        >>> x, log_weights = jnp.array([0.0, 2.0]), jnp.log(jnp.array([1.0, 3.0]))
+        >>> posterior = make_posterior({"x": x}, log_weights)
+        >>> round(float(posterior.mean("x")), 3), round(float(posterior.ess), 3)
+        (1.5, 1.6)
+        >>> posterior.trust
+        'poor'
     """
 
     samples: Mapping[str, Array]
@@ -68,11 +113,15 @@ class Posterior:
     data: Mapping[str, Array] = field(default_factory=dict)
     dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     coords: Mapping[str, Any] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    tempering: TemperingReport | None = None
+    rescue: Rescue | None = None
+    predictive_checks: tuple[PriorPredictiveCheck, ...] = ()
+    individual: Mapping[int, Posterior] = field(default_factory=dict)
 
     @property
     def num_particles(self) -> int:
-        """K."""
+        """Number of particles, K."""
         return int(self.log_weights.shape[-1])
 
     @property
@@ -82,113 +131,218 @@ class Posterior:
 
     @property
     def trust(self) -> str | np.ndarray:
-        """`"good"`, `"fair"` or `"poor"`; an array of them for many data sets."""
+        """`"good"`, `"fair"` or `"poor"`; an array of these words for many data sets."""
         words = np.array(GRADES)[self.grade]
         return words if self.batched else str(words)
 
     @property
+    def note(self) -> str:
+        """How tempering was used, in a few words; empty if it was not."""
+        if self.tempering is None:
+            return ""
+        label = "tempered" if self.rescue is None else "rescued by tempering"
+        return f"{label}: {len(self.tempering.temperatures)} temperatures"
+
+    @property
     def diagnostics(self) -> Diagnostics:
-        """How this answer was found, and the reasons for its `trust`."""
-        self._one("diagnostics")
+        """How the posterior was computed, and the reasons for its `trust`.
+
+        Raises:
+            ValueError: there are many data sets.
+        """
+        self._require_one("diagnostics")
+        survivors = {name: np.asarray(number) for name, number in self.survivors.items()}
         return Diagnostics(
             method=self.method,
             trust=GRADES[int(self.grade)],
             reasons=(
-                *self.extra.get("reasons", ()),
-                *reasons(
-                    self.measures,
-                    self.num_particles,
-                    {name: np.asarray(left) for name, left in self.survivors.items()},
-                ),
+                *self.remarks,
+                *(reason for check in self.predictive_checks for reason in check.reasons()),
+                *grade_reasons(self.measures, self.num_particles, survivors),
             ),
             num_particles=self.num_particles,
             num_nonfinite=int(self.num_nonfinite),
             num_stages=1 if self.ess_by_stage is None else max(self.ess_by_stage.shape[-1], 1),
             num_resamplings=int(self.num_resamplings),
-            extra=self.extra,
+            tempering=self.tempering,
+            rescue=self.rescue,
+            predictive_check=self.predictive_checks[0] if self.predictive_checks else None,
         )
 
-    def mean(self, site: str) -> Array:
-        """Σ_k W_k x_k."""
-        mean: Array = _each(self.batched, weighted_mean)(self.log_weights, self._site(site))
+    def mean(self, site: str) -> Float[Array, "*datasets *shape"]:
+        """Posterior mean, Σ_k W_k x_k.
+
+        Args:
+            site: name of a latent or deterministic site.
+
+        Returns:
+            One value for each element of the site, with a leading axis if there are many data sets;
+            NaN where every weight is zero.
+
+        Raises:
+            KeyError: `samples` has no such site.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from retrodict.particles.make_posterior import make_posterior
+            >>> x = jnp.array([[0.0, 4.0], [2.0, 8.0]])
+            >>> posterior = make_posterior({"x": x}, jnp.log(jnp.array([1.0, 3.0])))
+            >>> posterior.mean("x").round(3).tolist()
+            [1.5, 7.0]
+        """
+        mean: Array = over_datasets(
+            self.batched, weighted_mean, self.log_weights, self._values(site)
+        )
         return mean
 
-    def sd(self, site: str) -> Array:
-        """Square root of Σ_k W_k (x_k - mean)²."""
-        sd: Array = _each(self.batched, weighted_sd)(self.log_weights, self._site(site))
+    def sd(self, site: str) -> Float[Array, "*datasets *shape"]:
+        """Posterior standard deviation, the square root of Σ_k W_k (x_k - mean)².
+
+        Args:
+            site: name of a latent or deterministic site.
+
+        Returns:
+            An array of the shape of `mean(site)`.
+
+        Raises:
+            KeyError: `samples` has no such site.
+        """
+        sd: Array = over_datasets(self.batched, weighted_sd, self.log_weights, self._values(site))
         return sd
 
-    def mcse(self, site: str) -> Array:
-        """Standard error of `mean(site)`: see `weights.weighted_mcse`.
+    def mcse(self, site: str) -> Float[Array, "*datasets *shape"]:
+        """Monte Carlo standard error of `mean(site)`.
 
-        It is inf where all particles have the one value that resampling left.
+        It accounts for the genealogy of the particles (Chan & Lai 2013, Ann. Statist. 41:2877) and
+        for copies of one draw: see `weights.weighted_mcse`.
+
+        Args:
+            site: name of a latent or deterministic site.
+
+        Returns:
+            An array of the shape of `mean(site)`; inf where resampling left a single draw.
+
+        Raises:
+            KeyError: `samples` has no such site.
         """
-        eves, survivors = self.eves, self._behind(site)
+        eves = self.eves
         if eves is None:
             eves = jnp.broadcast_to(jnp.arange(self.num_particles), self.log_weights.shape)
-        error: Array = _each(self.batched, weighted_mcse)(
-            self.log_weights, self._site(site), eves, survivors
+        mcse: Array = over_datasets(
+            self.batched,
+            weighted_mcse,
+            self.log_weights,
+            self._values(site),
+            eves,
+            self._survivors_of(site),
         )
-        return error
-
-    def _behind(self, site: str) -> Array | None:
-        """Effective number of draws a site rests on; if computed from others, the least of all."""
-        if site in self.survivors or not self.survivors:
-            return self.survivors.get(site)
-        axes = self.log_weights.ndim - 1
-        least = [left.min(axis=tuple(range(axes, left.ndim))) for left in self.survivors.values()]
-        return jnp.min(jnp.stack(least), 0)
+        return mcse
 
     def expectation(self, fn: Callable[[dict[str, Array]], PyTree]) -> PyTree:
-        """Weighted mean of fn over draws; fn takes one draw, a dict of site → value."""
+        """Posterior mean of a function of the latents.
 
-        def one(log_weights: Array, samples: dict[str, Array]) -> PyTree:
+        Args:
+            fn: takes one draw, a dict of site → value without the axis of particles, and returns a
+                number, an array or a pytree of them.
+
+        Returns:
+            The weighted mean of each leaf, with a leading axis if there are many data sets.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from retrodict.particles.make_posterior import make_posterior
+            >>> posterior = make_posterior({"x": jnp.array([0.0, 2.0])}, jnp.zeros(2))
+            >>> float(posterior.expectation(lambda draw: draw["x"] ** 2))
+            2.0
+        """
+
+        def weighted(log_weights: Array, samples: dict[str, Array]) -> PyTree:
             return jax.tree.map(partial(weighted_mean, log_weights), jax.vmap(fn)(samples))
 
-        # not compiled: a lambda is a new function each time it is written down
-        run = jax.vmap(one) if self.batched else one
+        # Not compiled: a lambda is a new function, and so a new compilation, at every call.
+        run = jax.vmap(weighted) if self.batched else weighted
         return run(self.log_weights, dict(self.samples))
 
     def resample(self, rng_key: PRNGKeyArray, n: int) -> dict[str, Array]:
-        """`n` equally weighted draws of each site, by systematic resampling.
+        """Equally weighted draws from the posterior, by systematic resampling.
 
-        Copies of one particle stand side by side, as a chain that stays where it is would leave
-        them: who takes the draws for a chain is told the truth about how many differ.
+        Copies of one particle are adjacent, so that a tool which takes the draws for a Markov chain
+        sees their autocorrelation and reports the right effective sample size.
+
+        Args:
+            rng_key: a typed key, as from `jax.random.key(0)`.
+            n: number of draws.
+
+        Returns:
+            Site → `(*datasets, n, *site shape)`.
+
+        Raises:
+            ValueError: `n` is below 1 or above 2²².
+
+        Example:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> from retrodict.particles.make_posterior import make_posterior
+            >>> x = jnp.array([0.0, 2.0])
+            >>> posterior = make_posterior({"x": x}, jnp.log(jnp.array([1.0, 3.0])))
+            >>> posterior.resample(jax.random.key(0), 4)["x"].tolist()
+            [0.0, 2.0, 2.0, 2.0]
         """
 
+        def draw(key: PRNGKeyArray, log_weights: Array, samples: Mapping[str, Array]) -> Any:
+            ancestors = systematic(key, log_weights, n)
+            return {name: value[ancestors] for name, value in samples.items()}
+
+        samples = dict(self.samples)
         if not self.batched:
-            ancestors = systematic(rng_key, self.log_weights, n)
-            return {name: value[ancestors] for name, value in self.samples.items()}
-        keys = jax.random.split(rng_key, len(self))
-        chosen = jax.vmap(systematic, in_axes=(0, 0, None))(keys, self.log_weights, n)
-        return {
-            name: jax.vmap(lambda value, index: value[index])(value, chosen)
-            for name, value in self.samples.items()
-        }
+            draws: dict[str, Array] = draw(rng_key, self.log_weights, samples)
+        else:
+            keys = jax.random.split(rng_key, len(self))
+            draws = jax.vmap(draw)(keys, self.log_weights, samples)
+        # Transformations of JAX sort dicts by key; the sites keep their order.
+        return {name: draws[name] for name in samples}
 
     def summary(self, *, round_to: Rounding = "auto") -> pd.DataFrame:
-        """One row a scalar: mean, sd, 94 % highest-density interval, Monte Carlo error and ESS.
+        """Table of the posterior, one row for each scalar.
 
-        ArviZ's columns, computed with the weights; `ess` is that of the row's own mean,
-        (sd / mcse_mean)². `round_to` is a number of decimals; `"auto"` keeps two digits of each
-        row's Monte Carlo error, None all.
+        The columns are those of ArviZ, computed with the weights: `mean`, `sd`, the 94 %
+        highest-density interval `hdi_3%` and `hdi_97%`, `mcse_mean`, and `ess`, the effective
+        sample size of the mean, (sd / mcse_mean)².
+
+        Args:
+            round_to: number of decimals; `"auto"` keeps two digits of each row's Monte Carlo error,
+                None keeps all.
+
+        Raises:
+            ValueError: there are many data sets.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from retrodict.particles.make_posterior import make_posterior
+            >>> posterior = make_posterior({"x": jnp.array([[0.0], [2.0]])}, jnp.zeros(2))
+            >>> posterior.summary()["mean"].to_dict()
+            {'x[0]': 1.0}
         """
         from retrodict.particles.summary import summary
 
-        self._one("summary()")
+        self._require_one("summary()")
         return summary(self, round_to)
 
     def to_arviz(self) -> Any:
-        """ArviZ's own object: InferenceData before ArviZ 1.0, an xarray DataTree from then on.
+        """ArviZ's data structure: InferenceData before ArviZ 1.0, an xarray DataTree since.
 
-        - `posterior`: one chain of as many equally weighted draws as there are particles;
-        - `sample_stats`: `log_weight` of every particle, `particle`, of which particle each draw is
-          a copy, and as scalars `ess`, `pareto_k`, `log_evidence`, `log_evidence_se`;
+        - `posterior`: one chain of `num_particles` equally weighted draws;
+        - `sample_stats`: `log_weight` of every particle; `particle`, the index of the particle that
+          each draw copies; and as scalars `ess`, `pareto_k`, `log_evidence`, `log_evidence_se`;
         - `observed_data`.
+
+        Raises:
+            ValueError: there are many data sets.
+            ImportError: ArviZ is not installed.
         """
         from retrodict.particles.summary import to_arviz
 
-        self._one("to_arviz()")
+        self._require_one("to_arviz()")
         return to_arviz(self)
 
     def plot(
@@ -198,44 +352,45 @@ class Posterior:
         kind: Kind = "marginals",
         prior: Mapping[str, Any] | None = None,
     ) -> Figure:
-        """A figure: weighted marginals by default, and for a filtered series bands over time.
+        """Figure of the posterior.
 
-        `kind` may be "pairs", "filtered" or "ancestry" too; `prior` are draws to be shown along
-        with the marginals: see `plots.plot_posterior` and `plots.draw_prior`.
+        Args:
+            sites: names of the sites to show; all if None.
+            kind: "marginals" shows weighted marginals, and bands over time for a filtered series;
+                "pairs", "filtered" and "ancestry" are described in `plotting.posterior`.
+            prior: site → draws from the prior, shown beside the marginals.
+
+        Raises:
+            ValueError: there are many data sets, or `kind` is none of the above.
+            KeyError: `samples` has no such site.
         """
         from retrodict.plotting.posterior import plot_posterior
 
-        self._one("plot()")
+        self._require_one("plot()")
         return plot_posterior(self, sites, kind, prior)
 
     def __len__(self) -> int:
         if not self.batched:
-            raise TypeError("this Posterior is of one data set and has no length")
+            raise TypeError("this Posterior holds one data set and has no length")
         return int(self.log_weights.shape[0])
 
     def __bool__(self) -> bool:
         return True
 
     def __getitem__(self, index: int) -> Posterior:
-        number = range(len(self))[index]
-        if number in self.extra.get("rescued", {}):
-            rescued: Posterior = self.extra["rescued"][number]
-            return rescued
+        row = range(len(self))[index]
+        if row in self.individual:
+            return self.individual[row]
 
-        def pick(value: Any) -> Any:
-            # not jax.tree.map, which would sort the sites by name
+        def select(value: Any) -> Any:
+            # Not jax.tree.map, which would sort the sites by name.
             if isinstance(value, Mapping):
-                return {name: item[number] for name, item in value.items()}
-            return None if value is None else value[number]
+                return {name: item[row] for name, item in value.items()}
+            return None if value is None else value[row]
 
-        shared = {"method", "dims", "coords", "extra"}
-        parts = {
-            f.name: pick(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name not in shared
-        }
-        each = self.extra.get("each")
-        return dataclasses.replace(self, **parts, extra=each[number] if each else self.extra)
+        parts = {name: select(getattr(self, name)) for name in _PER_DATASET}
+        checks = self.predictive_checks[row : row + 1]
+        return dataclasses.replace(self, **parts, predictive_checks=checks, individual={})
 
     def __iter__(self) -> Iterator[Posterior]:
         return (self[i] for i in range(len(self)))
@@ -244,138 +399,56 @@ class Posterior:
         sites = ", ".join(self.samples)
         if self.batched:
             counts = {grade: int(np.sum(self.trust == grade)) for grade in GRADES}
-            said = ", ".join(f"{count} {grade}" for grade, count in counts.items() if count)
-            return f"<Posterior of {sites}: {len(self)} data sets × {self.num_particles}, {said}>"
+            grades = ", ".join(f"{count} {grade}" for grade, count in counts.items() if count)
+            return f"<Posterior of {sites}: {len(self)} data sets × {self.num_particles}, {grades}>"
+        note = f", {self.note}" if self.note else ""
         return (
             f"<Posterior of {sites}: {self.num_particles} particles, ess {float(self.ess):.0f}, "
             f"log evidence {float(self.log_evidence):.3f} ± {float(self.log_evidence_se):.2g}, "
-            f"trust {self.trust}{_noted(self.extra)}>"
+            f"trust {self.trust}{note}>"
         )
 
-    def _site(self, name: str) -> Array:
-        if name not in self.samples:
-            raise KeyError(f"no latent site {name!r} here; there are: {', '.join(self.samples)}")
-        return self.samples[name]
+    def _values(self, site: str) -> Array:
+        if site not in self.samples:
+            raise KeyError(
+                f"{site!r} is not a site of this posterior; its sites are {', '.join(self.samples)}"
+            )
+        return self.samples[site]
 
-    def _one(self, what: str) -> None:
+    def _survivors_of(self, site: str) -> Array | None:
+        """Effective number of draws behind a site; the smallest of all for a deterministic site."""
+        if site in self.survivors or not self.survivors:
+            return self.survivors.get(site)
+        axes = self.log_weights.ndim - 1
+        smallest = [n.min(axis=tuple(range(axes, n.ndim))) for n in self.survivors.values()]
+        return jnp.min(jnp.stack(smallest), 0)
+
+    def _require_one(self, member: str) -> None:
         if self.batched:
             raise ValueError(
-                f"{what} is of one data set, and this Posterior holds {len(self)}: "
-                f"pick one, as in posterior[0].{what}"
+                f"{member} needs the posterior of one data set, and this one holds {len(self)}: "
+                f"select one, as in posterior[0].{member}"
             )
 
 
-def _noted(extra: Mapping[str, Any]) -> str:
-    return f", {extra['note']}" if "note" in extra else ""
+# Fields with a leading axis of data sets where there are many.
+_PER_DATASET = (
+    *("samples", "log_weights", "log_evidence", "log_evidence_se", "ess", "pareto_k", "grade"),
+    *("measures", "num_nonfinite", "num_resamplings", "ess_by_stage", "ancestors", "eves"),
+    *("survivors", "filtered", "filtered_log_weights", "data"),
+)
 
 
-def make_posterior(
-    samples: Mapping[str, Array],
-    log_weights: Float[Array, "*datasets particles"],
-    *,
-    log_evidence: Float[Array, "*datasets"] | LogEvidence | None = None,
-    num_resamplings: Int[Array, "*datasets"] | None = None,
-    judged: Judged | None = None,
-    log_evidence_se: Float[Array, "*datasets"] | None = None,
-    num_nonfinite: Int[Array, "*datasets"] | None = None,
-    ess_by_stage: Float[Array, "*datasets stages"] | None = None,
-    ancestors: Int[Array, "*datasets stages particles"] | None = None,
-    eves: Int[Array, "*datasets particles"] | None = None,
-    survivors: Mapping[str, Float[Array, "*rest"]] | None = None,
-    **fields: Any,
-) -> Posterior:
-    """A `Posterior` from particles and their unnormalised log weights.
-
-    Args:
-        samples: site → `(particles, *shape)`, with a leading axis if there are many data sets.
-        log_weights: unnormalised, those of the last stage.
-        log_evidence: from all stages; without it, the log mean of `log_weights`.
-        num_resamplings: how often the population was resampled.
-        judged: by `judge`, if that has been done.
-        log_evidence_se: standard error; without it, estimated from weights and ancestry.
-        num_nonfinite: weights found non-finite at earlier stages and set to zero since.
-        ess_by_stage: effective sample sizes before each choice of ancestors, and in the end.
-        ancestors: index of each particle's parent, at every stage.
-        eves: index of each particle's ancestor far back, by which errors are told; without it, in
-            the first population.
-        survivors: by latent, the effective number of its draws that are left; of a series, by
-            step. Without it, of the worst stage.
-        fields: the other fields of `Posterior`.
-    """
-    shape = log_weights.shape[:-1]
-    zeros = np.zeros(shape, np.int32)
-    if judged is None:
-        given = {
-            "log_evidence_se": log_evidence_se,
-            "num_nonfinite": jnp.asarray(zeros if num_nonfinite is None else num_nonfinite),
-            "ess_by_stage": ess_by_stage,
-            "ancestors": ancestors if ancestors is not None and ancestors.shape[-2] else None,
-            "eves": eves,
-            "survivors": None if survivors is None else dict(survivors),
-        }
-        judged = _each(bool(shape), _judge)(jnp.asarray(log_weights), given)
-        if "" in judged.survivors:  # of the worst stage, which may be any latent's
-            judged = judged._replace(survivors=dict.fromkeys(samples, judged.survivors[""]))
-    found = judged.assessment
-    if isinstance(log_evidence, LogEvidence):
-        evidence = log_evidence.value()
-    else:
-        evidence = np.asarray(judged.log_mean if log_evidence is None else log_evidence, np.float64)
-    # [()] makes a number of an array without axes, and leaves others as they are
-    return Posterior(
-        samples=dict(samples),
-        log_weights=judged.log_weights,
-        log_evidence=evidence[()],
-        log_evidence_se=np.asarray(found.log_evidence_se)[()],
-        ess=np.asarray(found.ess)[()],
-        pareto_k=np.asarray(found.pareto_k)[()],
-        grade=np.asarray(found.grade)[()],
-        measures=np.asarray(found.measures),
-        num_nonfinite=np.asarray(judged.num_nonfinite)[()],
-        num_resamplings=np.asarray(zeros if num_resamplings is None else num_resamplings)[()],
-        ess_by_stage=ess_by_stage,
-        ancestors=ancestors,
-        eves=judged.eves,
-        survivors=judged.survivors,
-        **fields,
-    )
-
-
-def _judge(log_weights: Array, given: dict[str, Any]) -> Judged:
-    return judge(log_weights, **given)
-
-
-def stacked(posteriors: Sequence[Posterior]) -> Posterior:
-    """Answers for several data sets as one, with a leading axis.
-
-    Where they went through different numbers of stages, the shorter ones are filled up with NaN.
-    """
-    parts: dict[str, Any] = {}
-    for one in dataclasses.fields(Posterior):
-        values = [getattr(posterior, one.name) for posterior in posteriors]
-        if one.name == "ess_by_stage" and values[0] is not None:
-            most = max(len(value) for value in values)
-            values = [np.pad(v, (0, most - len(v)), constant_values=np.nan) for v in values]
-        if one.name in ("samples", "data"):
-            parts[one.name] = {name: jnp.stack([v[name] for v in values]) for name in values[0]}
-        elif isinstance(values[0], np.ndarray | np.generic | jax.Array):
-            stack = np.stack([np.asarray(value) for value in values])
-            parts[one.name] = jnp.asarray(stack) if isinstance(values[0], jax.Array) else stack
-    extra = {"rescued": dict(enumerate(posteriors))}
-    return dataclasses.replace(posteriors[0], **parts, extra=extra)
+def over_datasets(batched: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Compile and call a function of one data set, vectorised over a leading axis if batched."""
+    return (_vmapped if batched else _jitted)(function, *args, **kwargs)
 
 
 @eqx.filter_jit
-def _vmapped(function: Callable[..., Any], *arguments: Any) -> Any:
-    return jax.vmap(function)(*arguments)
+def _vmapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return jax.vmap(function)(*args, **kwargs)
 
 
 @eqx.filter_jit
-def _jitted(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-def _each(batched: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of one data set, compiled, over a leading axis of data sets if there is one."""
-    run = _vmapped if batched else _jitted
-    return lambda *arguments: run(function, *arguments)
+def _jitted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)

@@ -30,8 +30,8 @@ def summary(posterior: Posterior, round_to: Rounding) -> pd.DataFrame:
             rows[label] = [mean, sd, low, high, mcse, effective]
     columns = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-    if "note" in posterior.extra:
-        table = table.rename_axis(columns=posterior.extra["note"])
+    if posterior.note:
+        table = table.rename_axis(columns=posterior.note)
     return _rounded(table, round_to)
 
 

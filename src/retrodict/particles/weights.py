@@ -97,24 +97,24 @@ def log_evidence_se(log_weights: Float[Array, " particles"]) -> Float[Array, ""]
     with the sample variance of the weights. It is inf for a single particle, which tells nothing
     of its own error, and where every weight is zero.
     """
-    return lineage_se(log_weights, jnp.arange(log_weights.shape[0]))
+    return genealogical_se(log_weights, jnp.arange(log_weights.shape[0]))
 
 
-def families(
+def descendant_weights(
     log_weights: Float[Array, " particles"], eves: Int[Array, " particles"]
 ) -> Float[Array, " particles"]:
     """Total weight of the descendants of each ancestor, for normalised weights."""
     return jnp.zeros_like(log_weights).at[eves].add(jnp.exp(log_weights))
 
 
-def lineage_se(
+def genealogical_se(
     log_weights: Float[Array, " particles"],
     eves: Int[Array, " particles"],
-    settled: float | Float[Array, ""] = 0.0,
+    past_variance: float | Float[Array, ""] = 0.0,
 ) -> Float[Array, ""]:
     """Standard error of log Ẑ under SMC, from the last weights and each particle's ancestor.
 
-        se² = K / (K - 1) · (settled + Σ_e F_e² - 1 / K),  F_e = Σ_{k descends from e} W_k
+        se² = K / (K - 1) · (past_variance + Σ_e F_e² - 1 / K),  F_e = Σ_{k descends from e} W_k
 
     after Chan & Lai (2013, Ann. Statist. 41:2877), with what was settled for draws older than the
     ancestors. In bootstrap and nearly optimal filters under systematic resampling it is within
@@ -128,14 +128,14 @@ def lineage_se(
     if num == 1:
         return jnp.asarray(jnp.inf, log_weights.dtype)
     log_normalised, log_mean = normalise(log_weights)
-    family = families(log_normalised, eves)
+    family = descendant_weights(log_normalised, eves)
     # Σ_e F_e² - 1/K as a sum of squares, which does not cancel where weights are nearly equal
     spread = jnp.sum((family - 1.0 / num) ** 2)
     blind = jnp.isneginf(log_mean) | (jnp.max(family) > 1.0 - 1e-6)
-    return jnp.where(blind, jnp.inf, jnp.sqrt(num / (num - 1.0) * (settled + spread)))
+    return jnp.where(blind, jnp.inf, jnp.sqrt(num / (num - 1.0) * (past_variance + spread)))
 
 
-def trace_eves(ancestors: Int[Array, "stages particles"]) -> Int[Array, " particles"]:
+def eve_indices(ancestors: Int[Array, "stages particles"]) -> Int[Array, " particles"]:
     """Each last particle's index in the first population, from ancestor indices at every stage."""
     first = jnp.arange(ancestors.shape[1], dtype=ancestors.dtype)
     return jax.lax.scan(lambda eves, row: (eves[row], None), first, ancestors)[0]

@@ -1,1 +1,1 @@
-"""Figures of posteriors and pictures of graphs."""
+"""Figures of posteriors and pictures of dependency graphs."""

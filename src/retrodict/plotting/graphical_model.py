@@ -1,92 +1,94 @@
-"""A graph or an inverse in; its picture out, drawn as graphical models are drawn on paper.
+"""Pictures of dependency graphs and of their inverses as graphical models.
 
-Latent sites are white, observed ones grey, plates and time are boxes, the networks of an inverse
-are squares: figures 2 to 4 of Paige & Wood (2016).
+Latent sites are white and observed ones grey, plates and time are boxes, and the factors of an
+inverse are squares: figures 2 to 4 of Paige & Wood (2016).
 """
 
 from collections.abc import Iterable
 from typing import Literal
 
-from retrodict.graph.graph import Edge as GraphEdge
-from retrodict.graph.graph import Graph
+from retrodict.graph.graph import Edge, Graph
 from retrodict.graph.index_relations import Link, Window
 from retrodict.inverse.factors import Factor, Input
 from retrodict.inverse.inverse import Inverse
-from retrodict.plotting.picture import Box, Drawing, Edge, Node, Picture
+from retrodict.plotting.diagram.elements import Box, Diagram, DiagramEdge, DiagramNode
+from retrodict.plotting.picture import Picture
 
 
 def forward_picture(graph: Graph) -> Picture:
-    """The model: an arrow from each parent to its child, dashed from an earlier step."""
+    """Draw a model: an arrow from each parent to its child, dashed from other time steps."""
     edges = []
     for edge in graph.edges:
-        now, before = _moments(graph, edge)
-        if now:
-            edges.append(Edge(edge.parent, edge.child))
-        if before:
-            edges.append(Edge(edge.parent, edge.child, style="dashed", label=before))
-    return Picture(Drawing(_site_nodes(graph), tuple(edges), _boxes(graph, {})))
+        same_step, other_steps = _parent_steps(graph, edge)
+        if same_step:
+            edges.append(DiagramEdge(edge.parent, edge.child))
+        if other_steps:
+            edges.append(DiagramEdge(edge.parent, edge.child, style="dashed", label=other_steps))
+    return Picture(Diagram(_site_nodes(graph), tuple(edges), _boxes(graph, {})))
 
 
-def _moments(graph: Graph, edge: GraphEdge) -> tuple[bool, str]:
-    """Whether a parent of the same step is among those of an edge, and which earlier ones are."""
+def _parent_steps(graph: Graph, edge: Edge) -> tuple[bool, str]:
+    """Return whether a child depends on its own time step, and a label of the other steps."""
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
     if not (parent.time and child.time and parent.scan == child.scan):
         return True, ""
-    reach: list[Link] = [relation.links[0] for relation in edge.relations]
-    windows = [w for w in reach if isinstance(w, Window) and w.axis == 0]
-    now = len(windows) < len(reach) or any(w.lo <= 0 <= w.hi for w in windows)
-    steps = [(w.lo, w.hi) for w in windows if (w.lo, w.hi) != (0, 0)]
-    return now, ", ".join(sorted({_words(lo, hi) for lo, hi in steps}))
+    time_links: list[Link] = [relation.links[0] for relation in edge.relations]
+    windows = [w for w in time_links if isinstance(w, Window) and w.axis == 0]
+    same_step = len(windows) < len(time_links) or any(w.lo <= 0 <= w.hi for w in windows)
+    offsets = [(w.lo, w.hi) for w in windows if (w.lo, w.hi) != (0, 0)]
+    return same_step, ", ".join(sorted({_step_range(lo, hi) for lo, hi in offsets}))
 
 
-def _words(lo: float, hi: float) -> str:
-    """Steps relative to the present one, as an index: t−1, t…T."""
+def _step_range(lo: float, hi: float) -> str:
+    """Format offsets from the current step, both included, as time indices: t−1, t…T."""
 
-    def one(offset: float) -> str:
+    def step(offset: float) -> str:
         if offset in (float("inf"), float("-inf")):
             return "T" if offset > 0 else "1"
         return "t" if offset == 0 else f"t{'+' if offset > 0 else '−'}{abs(int(offset))}"
 
-    return one(lo) if lo == hi else f"{one(lo)}…{one(hi)}"
+    return step(lo) if lo == hi else f"{step(lo)}…{step(hi)}"
 
 
 def inverse_picture(inverse: Inverse) -> Picture:
-    """The inverse: from what a network sees into its square, and from there to what it draws."""
+    """Draw an inverse: arrows from the inputs of each factor to its square, and to its latents."""
     graph = inverse.graph
-    numbers = {network: n for n, network in enumerate({f.network: 0 for f in inverse.factors})}
-    squares: list[Node] = []
-    edges: list[Edge] = []
-    inside: dict[str, Factor] = {}
+    networks = dict.fromkeys(factor.network for factor in inverse.factors)
+    network_numbers = {network: n for n, network in enumerate(networks, start=1)}
+    factors: dict[str, Factor] = {}
+    squares: list[DiagramNode] = []
+    edges: list[DiagramEdge] = []
     for number, factor in enumerate(inverse.factors):
         name = f"factor {number}"
-        inside[name] = factor
-        mark = "p" if factor.own else _subscript("φ", numbers[factor.network] + 1)
-        squares.append(Node(name, mark, "factor"))
-        edges += [_input_edge(seen, name) for seen in factor.inputs]
-        edges += [Edge(name, latent) for latent in factor.latents]
+        factors[name] = factor
+        symbol = "p" if factor.own else _subscript("φ", network_numbers[factor.network])
+        squares.append(DiagramNode(name, symbol, "factor"))
+        edges += [_input_edge(entry, name) for entry in factor.inputs]
+        edges += [DiagramEdge(name, latent) for latent in factor.latents]
     nodes = (*_site_nodes(graph), *squares)
-    return Picture(Drawing(nodes, tuple(edges), _boxes(graph, inside)))
+    return Picture(Diagram(nodes, tuple(edges), _boxes(graph, factors)))
 
 
-def _input_edge(seen: Input, factor: str) -> Edge:
-    if seen.steps is None or seen.steps == (0, 0):
-        return Edge(seen.site, factor)
-    style: Literal["solid", "dashed"] = "solid" if seen.steps[0] == 0 else "dashed"
-    return Edge(seen.site, factor, style, _words(*seen.steps))
+def _input_edge(entry: Input, factor: str) -> DiagramEdge:
+    if entry.steps is None or entry.steps == (0, 0):
+        return DiagramEdge(entry.site, factor)
+    style: Literal["solid", "dashed"] = "solid" if entry.steps[0] == 0 else "dashed"
+    return DiagramEdge(entry.site, factor, style, _step_range(*entry.steps))
 
 
 def _subscript(symbol: str, number: int) -> str:
     return symbol + str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
-def _site_nodes(graph: Graph) -> tuple[Node, ...]:
+def _site_nodes(graph: Graph) -> tuple[DiagramNode, ...]:
     return tuple(
-        Node(name, name, "observed" if site.observed else "latent")
+        DiagramNode(name, name, "observed" if site.observed else "latent")
         for name, site in graph.sites.items()
     )
 
 
 def _boxes(graph: Graph, factors: dict[str, Factor]) -> tuple[Box, ...]:
+    """Return a box for every plate and every scan, around their sites and factors."""
     boxes: list[Box] = []
 
     def add(caption: str, sites: Iterable[str], squares: Iterable[str]) -> None:

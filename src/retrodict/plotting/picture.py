@@ -1,8 +1,7 @@
-"""A drawing goes in; a picture comes out, as SVG, PNG or DOT text.
+"""Pictures of graphical models, as SVG, PNG or DOT.
 
-Drawn as in figures 2 to 4 of the paper: latent variables are white circles, observed ones grey,
-factors squares, plates boxes. There is one layout, our own (for larger drawings that of the `dot`
-binary, where there is one), and a writer for each format over it.
+The style follows figures 2 to 4 of Paige & Wood (2016): latent variables are white circles,
+observed ones grey circles, factors squares and plates boxes.
 """
 
 from __future__ import annotations
@@ -11,36 +10,55 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from retrodict.plotting.diagram.dot import dot_text, from_dot, suits_dot
-from retrodict.plotting.diagram.drawing import Box, Drawing, Edge, Node
-from retrodict.plotting.diagram.layout import layered
-from retrodict.plotting.diagram.page import Layout
-from retrodict.plotting.diagram.svg import svg
-
-__all__ = ["Box", "Drawing", "Edge", "Node", "Picture"]
+from retrodict.plotting.diagram.dot import dot_layout, dot_text, prefers_dot
+from retrodict.plotting.diagram.elements import Diagram
+from retrodict.plotting.diagram.layered_layout import layered_layout
+from retrodict.plotting.diagram.layout import Layout
+from retrodict.plotting.diagram.svg import svg_document
 
 
 class Picture:
-    """A drawing on a page: shows in a notebook; `save("x.svg")`, also `.png` and `.dot`."""
+    """A picture of a diagram, displayed by notebooks and saved as SVG, PNG or DOT.
 
-    def __init__(self, drawing: Drawing) -> None:
-        self.drawing = drawing
+    Args:
+        diagram: The nodes, edges and boxes to draw.
+
+    Example:
+        >>> from retrodict.plotting.diagram.elements import Diagram, DiagramEdge, DiagramNode
+        >>> nodes = DiagramNode("x", "x", "latent"), DiagramNode("y", "y", "observed")
+        >>> Picture(Diagram(nodes, (DiagramEdge("x", "y"),), ()))
+        Picture(2 nodes, 1 edges)
+    """
+
+    def __init__(self, diagram: Diagram) -> None:
+        self.diagram = diagram
 
     @cached_property
     def layout(self) -> Layout:
-        """Where everything stands."""
-        found = from_dot(self.drawing) if suits_dot(self.drawing) else None
-        return found or layered(self.drawing)
+        """Positions on the page, by Graphviz's `dot` if it is installed and does better."""
+        layout = dot_layout(self.diagram) if prefers_dot(self.diagram) else None
+        return layout or layered_layout(self.diagram)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture in the format that the suffix names; gives the path back."""
+        """Save the picture in the format of the file's suffix.
+
+        Args:
+            path: A file name that ends in `.svg`, `.png` or `.dot`.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: If the suffix is none of these.
+            FileNotFoundError: If the folder does not exist.
+        """
         path = Path(path)
         writers: dict[str, Callable[[], str | bytes]]
         writers = {".svg": self.to_svg, ".png": self.to_png, ".dot": self.to_dot}
         write = writers.get(path.suffix.lower())
         if write is None:
-            known = ", ".join(writers)
-            raise ValueError(f"cannot draw {path.name!r}: its suffix must be one of {known}")
+            suffixes = ", ".join(writers)
+            raise ValueError(f"cannot save {path.name!r}: its suffix must be one of {suffixes}")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"cannot save {path.name!r}: there is no folder {path.parent}")
         content = write()
@@ -48,22 +66,22 @@ class Picture:
         return path
 
     def to_svg(self) -> str:
-        """The picture as a self-contained SVG document."""
-        return svg(self.drawing, self.layout)
+        """Return the picture as a self-contained SVG document."""
+        return svg_document(self.diagram, self.layout)
 
     def to_png(self) -> bytes:
-        """The picture as a PNG file."""
-        # Matplotlib takes a second to import, which no one but the reader of a PNG should wait for.
-        from retrodict.plotting.diagram.png import png
+        """Return the picture as the content of a PNG file."""
+        # Importing matplotlib takes a second, so that only PNG output should import it.
+        from retrodict.plotting.diagram.png import png_bytes
 
-        return png(self.drawing, self.layout)
+        return png_bytes(self.diagram, self.layout)
 
     def to_dot(self) -> str:
-        """The drawing in Graphviz's language; places are left to whoever reads it."""
-        return dot_text(self.drawing)
+        """Return the diagram in Graphviz's DOT language, without positions."""
+        return dot_text(self.diagram)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
     def __repr__(self) -> str:
-        return f"Picture({len(self.drawing.nodes)} nodes, {len(self.drawing.edges)} edges)"
+        return f"Picture({len(self.diagram.nodes)} nodes, {len(self.diagram.edges)} edges)"

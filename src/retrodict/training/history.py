@@ -1,21 +1,22 @@
-"""What became of the training of one network, as `Compiled.history` and the file keep it."""
+"""Record of the training of one network, as kept in `Compiled.history` and in the artefact."""
 
 from dataclasses import dataclass, field, replace
 
-from retrodict.training.simulate import Rejected
+from retrodict.training.rejections import RejectionCounts
 
 
 @dataclass
 class NetworkHistory:
-    """What became of one network.
+    """Course of the training of one network.
 
     Attributes:
-        steps, loss: gradient steps made and held-out loss, in nats, at each evaluation.
-        refreshes: the steps at which both sets were drawn anew.
-        best_loss: of the weights kept, on the last held-out set.
-        seconds: spent on this network.
+        steps: number of gradient steps at each evaluation.
+        loss: held-out loss in nats at each evaluation.
+        refreshes: steps at which new training and held-out sets were simulated.
+        best_loss: held-out loss of the returned weights, on the last held-out set.
+        seconds: wall-clock time spent on this network.
         stopped: why training ended.
-        rejected: draws made for it, and draws dropped.
+        rejected: counts of the draws simulated for this network and of those dropped.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -24,10 +25,10 @@ class NetworkHistory:
     best_loss: float = float("inf")
     seconds: float = 0.0
     stopped: str = ""
-    rejected: Rejected = field(default_factory=Rejected)
+    rejected: RejectionCounts = field(default_factory=RejectionCounts)
 
     def copy(self) -> "NetworkHistory":
-        """One to go on with, which leaves this one as it is."""
+        """Independent copy with which training can continue."""
         return replace(
             self,
             steps=list(self.steps),

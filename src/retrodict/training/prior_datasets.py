@@ -1,6 +1,6 @@
-"""A model in; fresh synthetic data sets, with the latents that made them, out.
+"""Synthetic data sets from the prior, with the latents that generated them.
 
-Draws that floats cannot hold are dropped, as in training: see `retrodict.synthetic`.
+Draws that float32 cannot represent are dropped, as in training: see `graph.prior_draws`.
 """
 
 from typing import Any
@@ -11,35 +11,44 @@ from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import REASONS, Draws, usual_number
-from retrodict.training.simulate import Rejected
+from retrodict.graph.prior_draws import Draws, usual_number
+from retrodict.training.rejections import RejectionCounts
 
-MOST_CHUNKS = 100
+MAX_CHUNKS = 100
 
 
-def fresh_datasets(
+def simulate_datasets(
     graph: Graph, draws: Draws, rng_key: PRNGKeyArray, number: int
-) -> tuple[dict[str, np.ndarray[Any, Any]], Rejected]:
-    """So many joint draws of all sites, and what was dropped on the way."""
-    names, rejected = list(graph.sites), Rejected()
-    # As in training, for which `draws` may have been compiled.
+) -> tuple[dict[str, np.ndarray[Any, Any]], RejectionCounts]:
+    """Simulate joint draws of all sites.
+
+    Args:
+        graph: of the model.
+        draws: the model's compiled joint draws, see `prior_draws.joint_draws`.
+        rng_key: determines the draws.
+        number: of data sets.
+
+    Returns:
+        Site → `(number, *shape)`, and counts of the draws that were dropped.
+
+    Raises:
+        UnsupportedModel: nearly all draws had to be dropped.
+    """
+    sites, rejected = list(graph.sites), RejectionCounts()
+    # The size used in training, for which `draws` may have been compiled already.
     size = usual_number(graph)
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
-    found = 0
-    for chunk in range(MOST_CHUNKS):
+    num_valid = 0
+    for chunk in range(MAX_CHUNKS):
         keys = jax.random.split(jax.random.fold_in(rng_key, chunk), size)
         values, codes = jax.device_get(draws(keys))
-        rejected.simulated += size
-        for code, times in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
-            site, reason = divmod(int(code) - 1, len(REASONS))
-            rejected.dropped[names[site], REASONS[reason]] += int(times)
-        good = np.flatnonzero(codes == 0)
-        parts.append({name: values[name][good] for name in names})
-        found += len(good)
-        if found >= number:
-            return {n: np.concatenate([p[n] for p in parts])[:number] for n in names}, rejected
+        valid = rejected.record(codes, sites)
+        parts.append({name: values[name][valid] for name in sites})
+        num_valid += int(valid.sum())
+        if num_valid >= number:
+            return {n: np.concatenate([p[n] for p in parts])[:number] for n in sites}, rejected
     raise UnsupportedModel(
-        f"of {rejected.simulated} draws from the prior only {found} can be used, "
+        f"of {rejected.simulated} draws from the prior only {num_valid} can be used, "
         f"{rejected.describe()}. Give these sites priors under which simulated data are "
         "representable in float32"
     )

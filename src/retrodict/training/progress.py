@@ -1,4 +1,4 @@
-"""What a person at the terminal sees of training, and how they stop it."""
+"""Progress bar of training, and its interruption from the keyboard."""
 
 import signal
 from threading import current_thread, main_thread
@@ -10,20 +10,21 @@ from retrodict.training.history import NetworkHistory
 
 
 class Interruption:
-    """A first Ctrl-C is taken note of, and work stops where its results are whole.
+    """Context manager that turns the first Ctrl-C into a request to stop.
 
-    A second one gets through as `KeyboardInterrupt`. To be used in a `with` statement; outside of
-    the main thread, or where the program has a handler of its own, that handler stays.
+    Training checks `requested` and stops where its results are consistent. A second Ctrl-C raises
+    `KeyboardInterrupt`. The handler is installed only in the main thread, and only if the program
+    has no handler of its own.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._installed = False
 
     def __enter__(self) -> "Interruption":
-        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if usual and current_thread() is main_thread():
-            signal.signal(signal.SIGINT, self._note)
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_default and current_thread() is main_thread():
+            signal.signal(signal.SIGINT, self._handle)
             self._installed = True
         return self
 
@@ -32,33 +33,33 @@ class Interruption:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._installed = False
 
-    def note(self) -> None:
-        """Take note of one; raises `KeyboardInterrupt` if it is the second."""
-        if self.asked:
+    def request(self) -> None:
+        """Request a stop; raises `KeyboardInterrupt` at the second request."""
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.note()
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.request()
 
 
 class Progress:
-    """A bar for one network: its loss, how often data were drawn anew, what was dropped."""
+    """Progress bar of one network: loss, number of refreshes, share of dropped draws."""
 
     def __init__(self, title: str, show: bool) -> None:
         self._bar = tqdm(
             total=1.0,
             desc=title,
             disable=not show,
-            # Time left by the average over the whole training, most of which is alike.
+            # Estimate the remaining time from the average speed over the whole training.
             smoothing=0,
             bar_format="{desc}: {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining}{postfix}",
             postfix="simulating",
         )
 
-    def __call__(self, history: NetworkHistory, used: float) -> None:
-        """Show where training stands; `used` is the share of the steps or the time allowed."""
-        self._bar.n = min(used, 1.0)
+    def __call__(self, history: NetworkHistory, budget_share: float) -> None:
+        """Update the bar; `budget_share` is the share of the allowed steps or time in use."""
+        self._bar.n = min(budget_share, 1.0)
         notes = [f"step {history.steps[-1]}", f"held-out loss {history.loss[-1]:.3f} nats"]
         if history.refreshes:
             notes.append(f"{len(history.refreshes)} refreshes")
@@ -69,5 +70,5 @@ class Progress:
         self._bar.set_postfix_str(", ".join(notes))
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar."""
         self._bar.close()

@@ -1,89 +1,64 @@
-"""A model in; rows of synthetic data for one network out, with bad draws dropped and counted.
+"""Simulation of training examples for one network.
 
-Draws (x, y) ~ p(x, y) cost nothing but time, and no real data are needed: Paige & Wood (2016),
-sec. 3.4. Priors with heavy tails break naive simulation in float32, see `retrodict.draws`; a draw
-is dropped whole when anything is wrong with it.
+Draws (x, y) ~ p(x, y) are limited only by time, and no real data are needed (Paige & Wood 2016,
+sec. 3.4). Priors with heavy tails break naive simulation in float32, see `graph.prior_draws`; a
+draw is dropped as a whole if any of its values or densities is not representable.
 
-So what networks learn is p(x | y) conditioned on R, that every value and density of the draw is
-representable, and not p(x | y) itself. The two differ only where x given y may lie outside R: where
-counts have a rate with a heavy tail, R cuts off rates that make counts pass 2³¹, which no data that
-can be typed in come from. Inference does not condition on R: its weights are the model's density
-over q, and q has mass on the whole support.
+Networks therefore learn p(x | y, R), where R is the event that the draw is representable, and not
+p(x | y). The two differ only where x given y may lie outside R: for counts whose rate has a heavy
+tail, R excludes rates that lead to counts above 2³¹, which do not occur in real data. Inference
+does not condition on R: its weights are the model's density over q, and q covers the whole support.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from threading import Event
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from retrodict._xla.jit import QUICKLY, Compiled, shaped
+from retrodict._xla.jit import CompiledFunction, shape_dtype
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import CHUNK, REASONS, Draws, at_once, fresh_keys, generator
+from retrodict.graph.prior_draws import CHUNK, Draws, at_once, fresh_keys, generator
 from retrodict.proposal.contexts import Assembly
+from retrodict.training.rejections import RejectionCounts
 
-# Of this many draws, the share that is lost is known well enough to give up.
-ENOUGH = 1000
+# After this many draws, the share of dropped draws is known well enough to refuse the model.
+MIN_DRAWS_TO_REFUSE = 1000
+MAX_DROPPED = 0.95
 
-Rows: TypeAlias = Any  # (x, context), a leading axis of rows on every array
-
-
-@dataclass
-class Rejected:
-    """How many draws were made, and how many dropped, by site and reason."""
-
-    simulated: int = 0
-    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    @property
-    def total(self) -> int:
-        """How many draws were dropped."""
-        return sum(self.dropped.values())
-
-    @property
-    def fraction(self) -> float:
-        """The share of draws that were dropped."""
-        return self.total / max(self.simulated, 1)
-
-    def __add__(self, other: "Rejected") -> "Rejected":
-        return Rejected(self.simulated + other.simulated, self.dropped + other.dropped)
-
-    def describe(self) -> str:
-        """The sites at fault, the worst first."""
-        worst = self.dropped.most_common(3)
-        return "; ".join(f"'{s}': {r} ({n} of {self.simulated})" for (s, r), n in worst)
+Examples: TypeAlias = (
+    Any  # (x, context), each a pytree whose leaves have a leading axis of examples
+)
 
 
-class _Choice(NamedTuple):
-    """What is used of draws.
+class _CopyChoice(NamedTuple):
+    """Which copies of the factors become training examples, for each draw.
 
     Attributes:
-        copies: by assembly, which of its copies.
-        kept: which of the rows that these make, if not all.
+        copies: for each assembly, flat indices of the chosen copies.
+        subset: indices into the concatenation of these copies; None to use all of them.
     """
 
     copies: tuple[Int[np.ndarray, "draws count"], ...]
-    kept: Int[np.ndarray, "draws rows"] | None
+    subset: Int[np.ndarray, "draws examples"] | None
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """Makes rows for the network that some factors share.
+    """Simulates training examples for the network that some factors share.
 
     Attributes:
-        graph: the model's.
+        graph: of the model.
         assemblies: of the factors that share the network.
-        designs: constants that tell elements apart, among the values.
-        copies: how many copies of a factor are used of each draw.
-        draws: joint draws of the model, see `joint_draws`.
+        designs: constants that distinguish the elements of a plate, added to the values of a draw.
+        copies: number of copies of a factor that are used of each draw.
+        draws: joint draws of the model, see `prior_draws.joint_draws`.
     """
 
     graph: Graph
@@ -93,116 +68,128 @@ class Simulator:
     draws: Draws
 
     @property
-    def rows_per_draw(self) -> int:
-        """How many rows one good draw gives."""
-        return min(self.copies, sum(self._totals))
+    def examples_per_draw(self) -> int:
+        """Number of examples from one valid draw."""
+        return min(self.copies, sum(self._num_copies))
 
     @property
-    def row_bytes(self) -> int:
-        """Memory of one row."""
-        return _bytes(self._shapes[1]) // self.rows_per_draw
+    def example_bytes(self) -> int:
+        """Memory of one example."""
+        return _bytes(self._shapes[1]) // self.examples_per_draw
 
     @property
-    def row(self) -> Rows:
-        """Shapes and types of one row."""
-        return jax.tree.map(lambda leaf: shaped(leaf.shape[2:], leaf.dtype), self._shapes[1])
+    def example_shapes(self) -> Examples:
+        """Shapes and types of one example."""
+        return jax.tree.map(lambda leaf: shape_dtype(leaf.shape[2:], leaf.dtype), self._shapes[1])
 
     @property
-    def chunk(self) -> int:
-        """How many draws are made at a time."""
-        each = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
-        each += sum(a.guide.working_bytes for a in self.assemblies if a.guide is not None)
-        return at_once(each)
+    def chunk_size(self) -> int:
+        """Number of draws simulated at a time."""
+        draw_bytes = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
+        draw_bytes += sum(a.guide.working_bytes for a in self.assemblies if a.guide is not None)
+        return at_once(draw_bytes)
 
     @cached_property
     def _shapes(self) -> tuple[Any, Any]:
-        """Shapes of the values and of the rows of one draw."""
-        # of as many as are mostly made at a time, so that what is traced for it is used again
+        """Shapes of the values and of the examples of a chunk of draws."""
+        # Of the usual chunk size, so that the traces made here are used again.
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), CHUNK))
         values, _ = jax.eval_shape(self.draws, keys)
-        choice = self._choose(np.random.default_rng(0), CHUNK)
+        choice = self._choose_copies(np.random.default_rng(0), CHUNK)
         return values, jax.eval_shape(self._gather, choice, values)
 
     @property
-    def _totals(self) -> list[int]:
+    def _num_copies(self) -> list[int]:
         return [int(np.prod(assembly.copies)) for assembly in self.assemblies]
 
     @cached_property
-    def _gather(self) -> Callable[["_Choice", dict[str, Array]], Rows]:
-        return Compiled(jax.vmap(self._rows_of_draw), QUICKLY)
+    def _gather(self) -> Callable[["_CopyChoice", dict[str, Array]], Examples]:
+        return CompiledFunction(jax.vmap(self._examples_of_draw), FAST_COMPILE)
 
-    def _choose(self, rng: np.random.Generator, draws: int) -> "_Choice":
-        """A few copies for every draw, with each assembly's share what it has of all copies."""
-        wanted, totals = self.rows_per_draw, self._totals
+    def _choose_copies(self, rng: np.random.Generator, draws: int) -> "_CopyChoice":
+        """Choose copies at random, from each assembly in proportion to its number of copies."""
+        wanted, totals = self.examples_per_draw, self._num_copies
         copies = []
         for total in totals:
-            # One copy from each of equal parts, so that no copy comes twice.
+            # Stratified, so that no copy is chosen twice for one draw.
             count = -(-wanted * total // sum(totals))
             edges = np.linspace(0, total, count + 1).astype(int)
             copies.append(rng.integers(edges[:-1], edges[1:], (draws, count), np.int32))
         number = sum(part.shape[1] for part in copies)
         if number == wanted:
-            return _Choice(tuple(copies), None)
+            return _CopyChoice(tuple(copies), None)
         orders = np.tile(np.arange(number, dtype=np.int32), (draws, 1))
-        return _Choice(tuple(copies), rng.permuted(orders, axis=1)[:, :wanted])
+        return _CopyChoice(tuple(copies), rng.permuted(orders, axis=1)[:, :wanted])
 
-    def _rows_of_draw(self, choice: "_Choice", values: dict[str, Array]) -> Rows:
-        known = {**values, **self.designs}
-        made = [
-            self._copies(assembly, known, flat)
-            for assembly, flat in zip(self.assemblies, choice.copies, strict=True)
+    def _examples_of_draw(self, choice: "_CopyChoice", values: dict[str, Array]) -> Examples:
+        values = {**values, **self.designs}
+        parts = [
+            self._examples_of_copies(assembly, values, indices)
+            for assembly, indices in zip(self.assemblies, choice.copies, strict=True)
         ]
-        rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *made)
-        if choice.kept is None:
-            return rows
-        return jax.tree.map(lambda leaf: leaf[choice.kept], rows)
+        examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        if choice.subset is None:
+            return examples
+        return jax.tree.map(lambda leaf: leaf[choice.subset], examples)
 
-    def _copies(self, assembly: Assembly, values: dict[str, Array], flat: Any) -> Rows:
-        def row(*place: Array) -> Rows:
-            return assembly.x(values, place), assembly.context(values, place)
+    def _examples_of_copies(
+        self, assembly: Assembly, values: dict[str, Array], flat_indices: Any
+    ) -> Examples:
+        def example(*index: Array) -> Examples:
+            return assembly.x(values, index), assembly.context(values, index)
 
         if not assembly.copies:
-            return jax.tree.map(lambda leaf: leaf[None], row())
-        if flat.size == np.prod(assembly.copies):
-            flat = jnp.arange(flat.size)  # all, and always the same
-        return jax.vmap(row)(*jnp.unravel_index(flat, assembly.copies))
+            return jax.tree.map(lambda leaf: leaf[None], example())
+        if flat_indices.size == np.prod(assembly.copies):
+            # All copies are used. Constant indices give a faster program.
+            flat_indices = jnp.arange(flat_indices.size)
+        return jax.vmap(example)(*jnp.unravel_index(flat_indices, assembly.copies))
 
-    def rows(
+    def examples(
         self, rng_key: PRNGKeyArray, size: int, stop: Callable[[], bool]
-    ) -> tuple[Rows, Rejected]:
-        """`size` good rows and what was dropped; what there is, if told to stop before."""
-        rejected, rng = Rejected(), generator(rng_key)
+    ) -> tuple[Examples, RejectionCounts]:
+        """Simulate training examples.
+
+        Args:
+            rng_key: determines the examples.
+            size: number of examples.
+            stop: polled after each chunk of draws; once true, the examples so far are returned.
+
+        Returns:
+            The examples, and counts of the draws that were dropped.
+
+        Raises:
+            UnsupportedModel: nearly all draws have to be dropped.
+        """
+        rejected, rng = RejectionCounts(), generator(rng_key)
         filled = 0
-        rows: Rows = None
+        examples: Examples = None
         while filled < size and not (filled and stop()):
-            values, codes = self.draws(fresh_keys(rng, self.chunk, rng_key))
-            made = self._gather(self._choose(rng, self.chunk), values)
-            good = self._count(np.asarray(codes), rejected)
-            if rows is None:
-                rows = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), made)
-            found = int(good.sum()) * self.rows_per_draw
-            number = min(found, size - filled)
-            for into, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(made), strict=True):
-                flat = np.asarray(leaf)[good].reshape(found, *leaf.shape[2:])
+            values, codes = self.draws(fresh_keys(rng, self.chunk_size, rng_key))
+            chunk = self._gather(self._choose_copies(rng, self.chunk_size), values)
+            valid = self._check_draws(np.asarray(codes), rejected)
+            if examples is None:
+                examples = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), chunk)
+            available = int(valid.sum()) * self.examples_per_draw
+            number = min(available, size - filled)
+            for into, leaf in zip(jax.tree.leaves(examples), jax.tree.leaves(chunk), strict=True):
+                flat = np.asarray(leaf)[valid].reshape(available, *leaf.shape[2:])
                 into[filled : filled + number] = flat[:number]
             filled += number
-        return jax.tree.map(lambda leaf: leaf[:filled], rows), rejected
+        return jax.tree.map(lambda leaf: leaf[:filled], examples), rejected
 
-    def _count(self, codes: Int[np.ndarray, " draws"], rejected: Rejected) -> np.ndarray:
-        """Which draws are good; the others are counted."""
-        names = list(self.graph.sites)
-        good: np.ndarray = codes == 0
-        rejected.simulated += codes.size
-        for code, times in zip(*np.unique(codes[~good], return_counts=True), strict=True):
-            site, reason = divmod(int(code) - 1, len(REASONS))
-            rejected.dropped[names[site], REASONS[reason]] += int(times)
-        if rejected.fraction > 0.95 and rejected.simulated >= ENOUGH:
+    def _check_draws(
+        self, codes: Int[np.ndarray, " draws"], rejected: RejectionCounts
+    ) -> Bool[np.ndarray, " draws"]:
+        """Count the dropped draws; returns which draws are valid."""
+        valid = rejected.record(codes, list(self.graph.sites))
+        if rejected.fraction > MAX_DROPPED and rejected.simulated >= MIN_DRAWS_TO_REFUSE:
             raise UnsupportedModel(
                 f"{rejected.fraction:.0%} of the draws from the prior cannot be used, "
                 f"{rejected.describe()}. Give these sites priors under which simulated data "
                 "are representable in float32"
             )
-        return good
+        return valid
 
 
 def _bytes(shapes: Any) -> int:
@@ -211,68 +198,6 @@ def _bytes(shapes: Any) -> int:
     return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in leaves)
 
 
-class Split(NamedTuple):
-    """A synthetic set: rows to learn from, rows held out, and what was dropped for them."""
-
-    rows: Rows
-    heldout: Rows
-    rejected: Rejected
-
-
-class Sets:
-    """Synthetic sets, each made while the one before is in use. To be used in a `with` statement.
-
-    Args:
-        simulator: makes the rows.
-        rng_key: decides all sets.
-        size, held: rows to learn from and rows held out.
-        stop: asked now and then; once true, a set is cut short.
-        ahead: whether there is to be more than one.
-    """
-
-    def __init__(
-        self,
-        simulator: Simulator,
-        rng_key: PRNGKeyArray,
-        size: int,
-        held: int,
-        stop: Callable[[], bool],
-        ahead: bool = True,
-    ) -> None:
-        self._ahead = ahead
-        self._simulator, self._key, self._size, self._held = simulator, rng_key, size, held
-        self._stop, self._left = stop, Event()
-        self._worker = ThreadPoolExecutor(1)
-        self._made = 0
-        self._upcoming: Future[Split] | None = None
-
-    def __enter__(self) -> "Sets":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-        self._worker.shutdown(wait=True, cancel_futures=True)
-
-    def next(self) -> Split:
-        """The next set; what went wrong in making it is raised here."""
-        made = self._make() if self._upcoming is None else self._upcoming.result()
-        self._upcoming = self._worker.submit(self._make) if self._ahead else None
-        return made
-
-    def _make(self) -> Split:
-        key = jax.random.fold_in(self._key, self._made)
-        self._made += 1
-        rows, rejected = self._simulator.rows(
-            key, self._size + self._held, lambda: self._stop() or self._left.is_set()
-        )
-        # The first rows are held out, so that there are some of a set that was cut short.
-        heldout, rest = (
-            jax.tree.map(lambda leaf, part=part: jax.device_put(leaf[part]), rows)
-            for part in (slice(self._held), slice(self._held, None))
-        )
-        return Split(rest, heldout, rejected)
-
-
-def names_of(assemblies: Sequence[Assembly]) -> str:
-    """What the network of some factors draws, for people to read."""
+def latent_names(assemblies: Sequence[Assembly]) -> str:
+    """Names of the latents that the network of these factors draws, for display."""
     return ", ".join(assemblies[0].factor.latents)

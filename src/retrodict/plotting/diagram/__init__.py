@@ -1,5 +1,6 @@
-"""A drawing in; its layout on a page and the text or bytes of a picture out.
+"""Layout and rendering of small graph diagrams with nested or crossing boxes.
 
-Read in the order drawing, labels, bezier, page; then the layout from the inside out, which is
-plates, grid, order, columns, routes, layout; then the writers, which are ink, dot, svg, png.
+`elements` describes a diagram; `layout` describes its positions on a page. A layout is computed by
+`layered_layout` (with `box_groups`, `layers`, `crossing_reduction`, `horizontal_coordinates` and
+`edge_routing`) or by Graphviz (`dot`). `svg`, `png` and `dot` write the file formats.
 """

@@ -1,94 +1,148 @@
-"""A drawing (nodes, edges, boxes) goes in; where everything stands on the page comes out.
-
-Layers from top to bottom (Sugiyama, Tagawa & Toda 1981): longest-path layers, barycentre sweeps
-against crossings, then horizontal places by a small quadratic program.
-"""
+"""Positions of a diagram's nodes, edges and boxes on a page."""
 
 from __future__ import annotations
 
-from retrodict.plotting.diagram.columns import PAD, Columns, columns
-from retrodict.plotting.diagram.drawing import Drawing
-from retrodict.plotting.diagram.grid import Grid
-from retrodict.plotting.diagram.labels import sizes
-from retrodict.plotting.diagram.order import crossings, moves, untangle
-from retrodict.plotting.diagram.page import Frame, Layout, Place, fit
-from retrodict.plotting.diagram.routes import routed
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
-GAP, CAPTION_HEIGHT = 32.0, 16.0
-SMALL_DRAWING = 40
+import numpy as np
 
-Sizes = dict[str, tuple[float, float]]
+from retrodict.plotting.diagram.bezier import Curve, Point, Points, sample
+from retrodict.plotting.diagram.elements import Box, DiagramEdge
+from retrodict.plotting.diagram.labels import CAPTION_SIZE, SMALL_SIZE, text_width
 
+MARGIN = 10.0
 
-def layered(drawing: Drawing) -> Layout:
-    """Lay out a drawing without the help of `dot`."""
-    grid, size = Grid(drawing), sizes(drawing)
-    x, sides, _ = _polish(grid, untangle(grid), size)
-    middle, ends = _rows(grid, x, size)
-    centres = [(x[i], middle[row]) for i, row in enumerate(grid.row)]
-    places = {
-        node.name: Place(*centres[i], *size[node.name], node.kind == "factor")
-        for i, node in enumerate(drawing.nodes)
-    }
-    frames = [
-        Frame(box, left, top, right, bottom)
-        for box, (left, right), (top, bottom) in zip(grid.boxes, sides, ends, strict=True)
-    ]
-    bends = {number: [centres[i] for i in chain] for number, chain in grid.chains.items()}
-    return fit(places, routed(drawing, places, bends), frames)
+Side = Literal["left", "right"]
 
 
-def _polish(grid: Grid, order: list[int], size: Sizes) -> Columns:
-    """Small drawings: go on as long as a single move gives fewer crossings or shorter edges."""
-    best, least = columns(grid, order, size), crossings(grid, order)[0]
-    better = len(order) <= SMALL_DRAWING
-    while better:
-        better = False
-        for other in moves(grid, order):
-            count = crossings(grid, other)[0]
-            if count > least:
-                continue
-            found = columns(grid, other, size)
-            if count < least or found.energy < 0.99 * best.energy:
-                best, least, order, better = found, count, other, True
-                break
-    return best
+class Outline(NamedTuple):
+    """An ellipse or rectangle, given by its centre and size."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rectangular: bool
+
+    def gauge(self, points: Points | Point) -> Points:
+        """Return the Minkowski gauge of each point: below 1 inside, 1 on the border."""
+        offset = np.abs(np.asarray(points) - (self.x, self.y)) * 2 / (self.width, self.height)
+        dx, dy = offset[..., 0], offset[..., 1]
+        return np.maximum(dx, dy) if self.rectangular else np.hypot(dx, dy)
 
 
-def _rows(grid: Grid, x: list[float], size: Sizes) -> tuple[list[float], list[tuple[float, float]]]:
-    """The middle of every layer, and the top and bottom of every box."""
-    over, under = _borders(grid)
-    count = len(grid.rows)
-    head, foot, lean, tall = ([0.0] * count for _ in range(4))
-    for b, (first, last) in enumerate(grid.reach):
-        head[first], foot[last] = max(head[first], over[b]), max(foot[last], under[b])
-    for upper, lower, _ in grid.links:
-        lean[grid.row[lower]] = max(lean[grid.row[lower]], abs(x[upper] - x[lower]))
-    for name, row in zip(grid.names, grid.row, strict=False):  # stand-ins have no height
-        tall[row] = max(tall[row], size[name][1])
-    middle: list[float] = []
-    y = 0.0
-    for k in range(count):
-        # Flat edges would graze the neighbours of the nodes they join.
-        y += head[k] + (GAP + min(60.0, 0.1 * lean[k]) if k else 0.0) + tall[k] / 2
-        middle.append(y)
-        y += tall[k] / 2 + foot[k]
-    ends = [
-        (middle[first] - tall[first] / 2 - over[b], middle[last] + tall[last] / 2 + under[b])
-        for b, (first, last) in enumerate(grid.reach)
-    ]
-    return middle, ends
+class Route(NamedTuple):
+    """The curve of an edge. `path` ends at the base of the arrowhead, the arrowhead at `tip`."""
+
+    edge: DiagramEdge
+    path: Curve
+    tip: Point
+    label_position: Point
+
+    @property
+    def arrowhead(self) -> tuple[Point, Point, Point]:
+        """The corners of the arrowhead: its tip and the two ends of its base."""
+        (x, y), (a, b) = self.tip, self.path[-1]
+        dx, dy = 0.4 * (x - a), 0.4 * (y - b)
+        return (x, y), (a - dy, b + dx), (a + dy, b - dx)
 
 
-def _borders(grid: Grid) -> tuple[list[float], list[float]]:
-    """How far every box reaches above its first row and below its last, round those inside it."""
-    sets = [set(box.members) for box in grid.boxes]
-    over, under = [0.0] * len(sets), [0.0] * len(sets)
-    inner_first = sorted(range(len(sets)), key=lambda b: (len(sets[b]), -b))
-    for k, b in enumerate(inner_first):
-        touching = [c for c in inner_first[:k] if sets[b] & sets[c]]
-        tops = [over[c] for c in touching if grid.reach[c][0] == grid.reach[b][0]]
-        bottoms = [under[c] for c in touching if grid.reach[c][1] == grid.reach[b][1]]
-        over[b] = max(tops, default=0.0) + PAD
-        under[b] = max(bottoms, default=4.0) + CAPTION_HEIGHT
-    return over, under
+class Frame(NamedTuple):
+    """The border of a box, with the caption in its lower left or lower right corner."""
+
+    box: Box
+    left: float
+    top: float
+    right: float
+    bottom: float
+    caption_side: Side = "right"
+
+    @property
+    def caption_outline(self) -> Outline:
+        """The rectangle around the caption."""
+        width = text_width(self.box.name, CAPTION_SIZE)
+        inset = 7.0 + width / 2
+        x = self.left + inset if self.caption_side == "left" else self.right - inset
+        return Outline(x, self.bottom - 8.0, max(width, 1.0), CAPTION_SIZE, rectangular=True)
+
+
+class Layout(NamedTuple):
+    """A page: x points to the right, y down, and the origin is the upper left corner."""
+
+    width: float
+    height: float
+    outlines: dict[str, Outline]
+    routes: tuple[Route, ...]
+    frames: tuple[Frame, ...]
+
+
+def fit_to_page(outlines: dict[str, Outline], routes: list[Route], frames: list[Frame]) -> Layout:
+    """Translate everything onto a page that just contains it, and choose the sides of captions.
+
+    Coordinates are rounded, so that equal diagrams give equal files.
+    """
+    lines = np.vstack([np.empty((0, 2)), *(sample(route.path) for route in routes)])
+    corners = list(_corners(outlines.values(), routes, frames)) or [(0.0, 0.0)]
+    points = np.vstack([np.array(corners), lines])
+    (left, top), (right, bottom) = points.min(axis=0) - MARGIN, points.max(axis=0) + MARGIN
+
+    def move(x: float, y: float) -> Point:
+        return round(float(x - left), 2), round(float(y - top), 2)
+
+    def move_curve(curve: Curve) -> Curve:
+        return tuple(move(*point) for point in curve)
+
+    return Layout(
+        *move(right, bottom),
+        {
+            name: Outline(*move(o.x, o.y), o.width, o.height, o.rectangular)
+            for name, o in outlines.items()
+        },
+        tuple(
+            Route(r.edge, move_curve(r.path), move(*r.tip), move(*r.label_position)) for r in routes
+        ),
+        tuple(
+            Frame(
+                f.box,
+                *move(f.left, f.top),
+                *move(f.right, f.bottom),
+                _caption_side(f, frames, lines),
+            )
+            for f in frames
+        ),
+    )
+
+
+def _corners(
+    outlines: Iterable[Outline], routes: Iterable[Route], frames: Iterable[Frame]
+) -> Iterable[Point]:
+    """Yield the extreme points of outlines, frames and edge labels."""
+    for o in outlines:
+        yield o.x - o.width / 2, o.y - o.height / 2
+        yield o.x + o.width / 2, o.y + o.height / 2
+    for f in frames:
+        yield f.left, f.top
+        yield f.right, f.bottom
+    for r in routes:
+        if r.edge.label:
+            (x, y), half_width = r.label_position, text_width(r.edge.label, SMALL_SIZE) / 2
+            yield x - half_width, y
+            yield x + half_width, y
+
+
+def _caption_side(frame: Frame, frames: list[Frame], lines: Points) -> Side:
+    """Return "right", unless only the left corner is free of edges and of other frames' sides."""
+
+    def is_occupied(side: Side) -> bool:
+        caption = frame._replace(caption_side=side).caption_outline
+        sides = [
+            x
+            for other in frames
+            if other is not frame and other.top < caption.y < other.bottom
+            for x in (other.left, other.right)
+        ]
+        crosses_side = any(abs(x - caption.x) < caption.width / 2 + 2.0 for x in sides)
+        return crosses_side or bool((caption.gauge(lines) < 1).any())
+
+    return "left" if is_occupied("right") and not is_occupied("left") else "right"

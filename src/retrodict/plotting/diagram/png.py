@@ -1,6 +1,6 @@
-"""A drawing and its layout go in; the bytes of a PNG file come out.
+"""PNG output of a diagram.
 
-The only module that imports matplotlib, and itself imported only when a PNG is asked for.
+The only module of `plotting.diagram` that imports matplotlib: import it only to write a PNG file.
 """
 
 from __future__ import annotations
@@ -18,99 +18,105 @@ from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 
-from retrodict.plotting.diagram.drawing import Drawing
-from retrodict.plotting.diagram.ink import (
-    DASH,
+from retrodict.plotting.diagram.elements import Diagram
+from retrodict.plotting.diagram.labels import SMALL_SIZE, Span
+from retrodict.plotting.diagram.layout import Frame, Layout, Outline, Route
+from retrodict.plotting.diagram.style import (
+    BACKGROUND,
+    CORNER_RADIUS,
+    DASH_PATTERN,
     FILL,
-    HALO,
-    INK,
-    PAPER,
-    RAISE,
-    ROUND,
-    RULE,
-    Text,
-    captions,
-    insets,
-    labels,
+    FRAME_COLOUR,
+    HALO_WIDTH,
+    LINE_COLOUR,
+    SCRIPT_SHIFT,
+    TextLine,
+    caption_lines,
+    node_label_lines,
+    outline_insets,
 )
-from retrodict.plotting.diagram.labels import SMALL, Span
-from retrodict.plotting.diagram.page import Frame, Layout, Place, Route
 
 FONTS = ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"]
-LINES, CAPTIONS, SHAPES, LABELS = 2, 3, 4, 5  # what lies over what
+EDGE_ORDER, CAPTION_ORDER, SHAPE_ORDER, LABEL_ORDER = 2, 3, 4, 5  # drawing order, the top one last
 
 
-def png(drawing: Drawing, page: Layout) -> bytes:
-    """The picture as a file."""
-    figure = Figure(figsize=(page.width / 72, page.height / 72), facecolor=PAPER)
+def png_bytes(diagram: Diagram, layout: Layout) -> bytes:
+    """Return the content of a PNG file."""
+    figure = Figure(figsize=(layout.width / 72, layout.height / 72), facecolor=BACKGROUND)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, page.width), ylim=(page.height, 0))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, layout.width), ylim=(layout.height, 0))
     axes.set_axis_off()
-    result = io.BytesIO()
+    buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Glyph .* missing from")
-        _draw(axes, drawing, page)
-        figure.savefig(result, format="png", dpi=72 * _scale(page), metadata={"Software": None})
-    return result.getvalue()
+        _draw(axes, diagram, layout)
+        figure.savefig(buffer, format="png", dpi=72 * _scale(layout), metadata={"Software": None})
+    return buffer.getvalue()
 
 
-def _scale(page: Layout) -> float:
-    """Twice the size for sharp screens, but not without bound: large pages are seen from afar."""
-    longest, area = max(page.width, page.height), page.width * page.height
+def _scale(layout: Layout) -> float:
+    """Return pixels per point: 2 for sharp screens, less for very large pages."""
+    longest, area = max(layout.width, layout.height), layout.width * layout.height
     return float(min(2.0, 20_000 / longest, (2e7 / area) ** 0.5))
 
 
-def _draw(axes: Axes, drawing: Drawing, page: Layout) -> None:
-    for frame in page.frames:
-        _add(axes, _rounded(frame), SHAPES, line=RULE)
-    for route in page.routes:
-        _add(axes, _line(route), LINES)
-        _add(axes, patches.Polygon(np.array(route.head), closed=True), LINES, INK, "none")
-    for text in captions(page):
-        _write(axes, text, CAPTIONS)
-    texts = labels(drawing, page)
-    for node in drawing.nodes:
-        for inset in insets(node):
-            _add(axes, _outline(page.places[node.name], inset), SHAPES, FILL[node.kind])
-        _write(axes, texts[node.name], LABELS)
+def _draw(axes: Axes, diagram: Diagram, layout: Layout) -> None:
+    for frame in layout.frames:
+        _add(axes, _frame(frame), SHAPE_ORDER, line=FRAME_COLOUR)
+    for route in layout.routes:
+        _add(axes, _line(route), EDGE_ORDER)
+        arrowhead = patches.Polygon(np.array(route.arrowhead), closed=True)
+        _add(axes, arrowhead, EDGE_ORDER, LINE_COLOUR, "none")
+    for line in caption_lines(layout):
+        _write(axes, line, CAPTION_ORDER)
+    labels = node_label_lines(diagram, layout)
+    for node in diagram.nodes:
+        for inset in outline_insets(node):
+            shape = _shape(layout.outlines[node.name], inset)
+            _add(axes, shape, SHAPE_ORDER, FILL[node.kind])
+        _write(axes, labels[node.name], LABEL_ORDER)
 
 
-def _add(axes: Axes, patch: patches.Patch, order: int, fill: str = "none", line: str = INK) -> None:
+def _add(
+    axes: Axes, patch: patches.Patch, order: int, fill: str = "none", line: str = LINE_COLOUR
+) -> None:
     patch.set(facecolor=fill, edgecolor=line, linewidth=1.0, zorder=order)
     axes.add_patch(patch)
 
 
-def _rounded(frame: Frame) -> patches.Patch:
-    wide, tall = frame.right - frame.left, frame.bottom - frame.top
-    style = f"round,pad=0,rounding_size={ROUND}"
-    return patches.FancyBboxPatch((frame.left, frame.top), wide, tall, style)
+def _frame(frame: Frame) -> patches.Patch:
+    width, height = frame.right - frame.left, frame.bottom - frame.top
+    style = f"round,pad=0,rounding_size={CORNER_RADIUS}"
+    return patches.FancyBboxPatch((frame.left, frame.top), width, height, style)
 
 
 def _line(route: Route) -> patches.Patch:
     codes = [Path.MOVETO, *[Path.CURVE4] * (len(route.path) - 1)]
-    style = (0.0, DASH) if route.edge.style == "dashed" else "solid"
+    style = (0.0, DASH_PATTERN) if route.edge.style == "dashed" else "solid"
     return patches.PathPatch(Path(np.array(route.path), codes), capstyle="butt", linestyle=style)
 
 
-def _outline(place: Place, inset: float) -> patches.Patch:
-    wide, tall = place.width - 2 * inset, place.height - 2 * inset
-    if place.square:
-        return patches.Rectangle((place.x - wide / 2, place.y - tall / 2), wide, tall)
-    return patches.Ellipse((place.x, place.y), wide, tall)
+def _shape(outline: Outline, inset: float) -> patches.Patch:
+    width, height = outline.width - 2 * inset, outline.height - 2 * inset
+    if outline.rectangular:
+        corner = (outline.x - width / 2, outline.y - height / 2)
+        return patches.Rectangle(corner, width, height)
+    return patches.Ellipse((outline.x, outline.y), width, height)
 
 
-def _write(axes: Axes, text: Text, order: int) -> None:
-    fonts = [_font(span, text.size) for span in text.spans]
+def _write(axes: Axes, line: TextLine, order: int) -> None:
+    fonts = [_font(span, line.size) for span in line.spans]
     widths = [
         text_to_path.get_text_width_height_descent(span.text, font, ismath=False)[0]
-        for span, font in zip(text.spans, fonts, strict=True)
+        for span, font in zip(line.spans, fonts, strict=True)
     ]
-    x = text.x - sum(widths) * {"start": 0.0, "middle": 0.5, "end": 1.0}[text.anchor]
-    for span, font, width in zip(text.spans, fonts, widths, strict=True):
-        written = axes.text(x, text.y - RAISE * span.level, span.text, font=font, color=INK)
-        written.set(ha="left", va="baseline", parse_math=False, zorder=order)
-        if text.halo:
-            written.set_path_effects([withStroke(linewidth=HALO, foreground=PAPER)])
+    x = line.x - sum(widths) * {"start": 0.0, "middle": 0.5, "end": 1.0}[line.anchor]
+    for span, font, width in zip(line.spans, fonts, widths, strict=True):
+        y = line.y - SCRIPT_SHIFT * span.level
+        text = axes.text(x, y, span.text, font=font, color=LINE_COLOUR)
+        text.set(ha="left", va="baseline", parse_math=False, zorder=order)
+        if line.halo:
+            text.set_path_effects([withStroke(linewidth=HALO_WIDTH, foreground=BACKGROUND)])
         x += width
 
 
@@ -118,5 +124,5 @@ def _font(span: Span, size: float) -> FontProperties:
     return FontProperties(
         family=FONTS,
         style="italic" if span.italic else "normal",
-        size=SMALL if span.level else size,
+        size=SMALL_SIZE if span.level else size,
     )

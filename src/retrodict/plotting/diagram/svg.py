@@ -1,61 +1,61 @@
-"""A drawing and its layout go in; a self-contained SVG document comes out."""
+"""SVG output of a diagram."""
 
 from __future__ import annotations
 
 from html import escape
 
 from retrodict.plotting.diagram.bezier import Curve
-from retrodict.plotting.diagram.drawing import Drawing, Node
-from retrodict.plotting.diagram.ink import (
-    DASH,
+from retrodict.plotting.diagram.elements import Diagram, DiagramNode
+from retrodict.plotting.diagram.labels import SMALL_SIZE, printable
+from retrodict.plotting.diagram.layout import Frame, Layout, Outline, Route
+from retrodict.plotting.diagram.style import (
+    BACKGROUND,
+    CORNER_RADIUS,
+    DASH_PATTERN,
     FILL,
-    HALO,
-    INK,
-    PAPER,
-    RAISE,
-    ROUND,
-    RULE,
-    Text,
-    captions,
-    insets,
-    labels,
+    FRAME_COLOUR,
+    HALO_WIDTH,
+    LINE_COLOUR,
+    SCRIPT_SHIFT,
+    TextLine,
+    caption_lines,
+    node_label_lines,
+    outline_insets,
 )
-from retrodict.plotting.diagram.labels import SMALL, printable
-from retrodict.plotting.diagram.page import Frame, Layout, Place, Route
 
 FONTS = "'STIX Two Text', 'STIXGeneral', 'Times New Roman', Times, serif"
 
 
-def svg(drawing: Drawing, page: Layout) -> str:
-    """The picture as text."""
-    width, height = _n(page.width), _n(page.height)
-    texts = labels(drawing, page)
+def svg_document(diagram: Diagram, layout: Layout) -> str:
+    """Return a self-contained SVG document."""
+    width, height = _number(layout.width), _number(layout.height)
+    labels = node_label_lines(diagram, layout)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}" text-anchor="middle">',
-        f"<title>Graphical model of {len(drawing.nodes)} nodes</title>",
-        f"<desc>{_xml(_describe(drawing))}</desc>",
-        f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
-        *map(_arrow, page.routes),
-        *map(_text, captions(page)),
-        *map(_frame, page.frames),
-        *(_node(node, page.places[node.name], texts[node.name]) for node in drawing.nodes),
+        f"<title>Graphical model of {len(diagram.nodes)} nodes</title>",
+        f"<desc>{_escape(_description(diagram))}</desc>",
+        f'<rect width="{width}" height="{height}" fill="{BACKGROUND}"/>',
+        *map(_arrow, layout.routes),
+        *map(_text, caption_lines(layout)),
+        *map(_frame, layout.frames),
+        *(_node(node, layout.outlines[node.name], labels[node.name]) for node in diagram.nodes),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _describe(drawing: Drawing) -> str:
-    """The drawing in words, for those who cannot see it."""
+def _description(diagram: Diagram) -> str:
+    """Describe the diagram in words, for screen readers."""
     parts = []
     for kind in FILL:
-        if names := [node.name for node in drawing.nodes if node.kind == kind]:
+        if names := [node.name for node in diagram.nodes if node.kind == kind]:
             parts.append(f"{kind}: {', '.join(names)}")
-    parts += [f"box {box.name}: {', '.join(box.members)}" for box in drawing.boxes]
-    if drawing.edges:
+    parts += [f"box {box.name}: {', '.join(box.members)}" for box in diagram.boxes]
+    if diagram.edges:
         arrows = (
             f"{edge.source} → {edge.target}{' (dashed)' if edge.style == 'dashed' else ''}"
-            for edge in drawing.edges
+            for edge in diagram.edges
         )
         parts.append(f"edges: {', '.join(arrows)}")
     return ". ".join(parts)
@@ -63,65 +63,66 @@ def _describe(drawing: Drawing) -> str:
 
 def _arrow(route: Route) -> str:
     edge = route.edge
-    dash = f' stroke-dasharray="{_n(*DASH)}"' if edge.style == "dashed" else ""
-    head = " ".join(_n(*point) for point in route.head)
+    dash = f' stroke-dasharray="{_number(*DASH_PATTERN)}"' if edge.style == "dashed" else ""
+    arrowhead = " ".join(_number(*point) for point in route.arrowhead)
     return (
-        f"<g><title>{_xml(edge.source)} → {_xml(edge.target)}</title>"
-        f'<path d="{_path(route.path)}" fill="none" stroke="{INK}"{dash}/>'
-        f'<polygon points="{head}" fill="{INK}"/></g>'
+        f"<g><title>{_escape(edge.source)} → {_escape(edge.target)}</title>"
+        f'<path d="{_path(route.path)}" fill="none" stroke="{LINE_COLOUR}"{dash}/>'
+        f'<polygon points="{arrowhead}" fill="{LINE_COLOUR}"/></g>'
     )
 
 
 def _path(curve: Curve) -> str:
-    text = f"M{_n(*curve[0])}"
+    text = f"M{_number(*curve[0])}"
     for k in range(1, len(curve), 3):
-        text += "C" + " ".join(_n(*point) for point in curve[k : k + 3])
+        text += "C" + " ".join(_number(*point) for point in curve[k : k + 3])
     return text
 
 
 def _frame(frame: Frame) -> str:
-    wide, tall = frame.right - frame.left, frame.bottom - frame.top
+    width, height = frame.right - frame.left, frame.bottom - frame.top
     return (
-        f'<g><title>{_xml(frame.box.name)}</title><rect x="{_n(frame.left)}" '
-        f'y="{_n(frame.top)}" width="{_n(wide)}" height="{_n(tall)}" rx="{ROUND:g}" '
-        f'fill="none" stroke="{RULE}"/></g>'
+        f'<g><title>{_escape(frame.box.name)}</title><rect x="{_number(frame.left)}" '
+        f'y="{_number(frame.top)}" width="{_number(width)}" height="{_number(height)}" '
+        f'rx="{CORNER_RADIUS:g}" fill="none" stroke="{FRAME_COLOUR}"/></g>'
     )
 
 
-def _node(node: Node, place: Place, text: Text) -> str:
-    paint = f'fill="{FILL[node.kind]}" stroke="{INK}"'
-    shapes = "".join(_outline(place, inset, paint) for inset in insets(node))
-    return f"<g><title>{_xml(node.name)}</title>{shapes}{_text(text)}</g>"
+def _node(node: DiagramNode, outline: Outline, label: TextLine) -> str:
+    paint = f'fill="{FILL[node.kind]}" stroke="{LINE_COLOUR}"'
+    shapes = "".join(_shape(outline, inset, paint) for inset in outline_insets(node))
+    return f"<g><title>{_escape(node.name)}</title>{shapes}{_text(label)}</g>"
 
 
-def _outline(place: Place, inset: float, paint: str) -> str:
-    a, b = place.width / 2 - inset, place.height / 2 - inset
-    if place.square:
-        x, y, wide, tall = map(_n, (place.x - a, place.y - b, 2 * a, 2 * b))
-        return f'<rect x="{x}" y="{y}" width="{wide}" height="{tall}" {paint}/>'
-    x, y, across, down = map(_n, (place.x, place.y, a, b))
-    return f'<ellipse cx="{x}" cy="{y}" rx="{across}" ry="{down}" {paint}/>'
+def _shape(outline: Outline, inset: float, paint: str) -> str:
+    a, b = outline.width / 2 - inset, outline.height / 2 - inset
+    if outline.rectangular:
+        x, y, width, height = map(_number, (outline.x - a, outline.y - b, 2 * a, 2 * b))
+        return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {paint}/>'
+    x, y, rx, ry = map(_number, (outline.x, outline.y, a, b))
+    return f'<ellipse cx="{x}" cy="{y}" rx="{rx}" ry="{ry}" {paint}/>'
 
 
-def _text(text: Text) -> str:
+def _text(line: TextLine) -> str:
     parts, level = [], 0
-    for span in text.spans:
-        style = f' dy="{_n(RAISE * (level - span.level))}"' if level != span.level else ""
-        style += f' font-size="{SMALL:g}"' if span.level else ""
+    for span in line.spans:
+        shift = SCRIPT_SHIFT * (level - span.level)
+        style = f' dy="{_number(shift)}"' if shift else ""
+        style += f' font-size="{SMALL_SIZE:g}"' if span.level else ""
         style += ' font-style="italic"' if span.italic else ""
-        words = escape(span.text, quote=False)
-        parts.append(f"<tspan{style}>{words}</tspan>" if style else words)
+        text = escape(span.text, quote=False)
+        parts.append(f"<tspan{style}>{text}</tspan>" if style else text)
         level = span.level
-    anchor = f' text-anchor="{text.anchor}"' if text.anchor != "middle" else ""
-    line = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{text.size:g}"{anchor}>'
-    line += "".join(parts) + "</text>"
-    under = f'<text stroke="{PAPER}" stroke-width="{HALO:g}" stroke-linejoin="round" {line}'
-    return (under if text.halo else "") + f"<text {line}"
+    anchor = f' text-anchor="{line.anchor}"' if line.anchor != "middle" else ""
+    body = f'x="{_number(line.x)}" y="{_number(line.y)}" font-size="{line.size:g}"{anchor}>'
+    body += "".join(parts) + "</text>"
+    halo = f'<text stroke="{BACKGROUND}" stroke-width="{HALO_WIDTH:g}" stroke-linejoin="round" '
+    return (halo + body if line.halo else "") + f"<text {body}"
 
 
-def _n(*values: float) -> str:
+def _number(*values: float) -> str:
     return ",".join(f"{round(value, 2):g}" for value in values)
 
 
-def _xml(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(printable(text), quote=False)

@@ -1,0 +1,132 @@
+"""Left-to-right order of the items of a layered graph, with few edge crossings.
+
+Barycentre sweeps (Sugiyama, Tagawa & Toda 1981) with sort keys that keep the members of a box
+contiguous.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from statistics import fmean
+
+from retrodict.plotting.diagram.layers import LayeredGraph
+
+NUM_SWEEPS = 16
+
+
+def barycentre_order(graph: LayeredGraph) -> list[int]:
+    """Return an order of all items with few crossings, the members of every box contiguous."""
+    return min(_Barycentres(graph).sweep(), key=lambda order: crossing_cost(graph, order))
+
+
+class _Barycentres:
+    """Horizontal positions of items and of groups of boxes, updated by sweeps over the layers."""
+
+    def __init__(self, graph: LayeredGraph) -> None:
+        count, num_groups = len(graph.layer), len(graph.groups)
+        self.graph = graph
+        self.position = [float(i) for i in range(count)]
+        self.group_position = [0.0] * num_groups
+        self.direction = [1] * num_groups  # 1 or −1: atoms of a group run rightward or leftward
+        self.members: list[list[int]] = [[] for _ in range(num_groups)]
+        for i, keys in enumerate(graph.atoms):
+            for key in keys:
+                self.members[key.group].append(i)
+        self.above: list[list[int]] = [[] for _ in range(count)]
+        self.below: list[list[int]] = [[] for _ in range(count)]
+        for upper, lower, _ in graph.segments:
+            self.above[lower].append(upper)
+            self.below[upper].append(lower)
+
+    def sweep(self) -> Iterator[list[int]]:
+        """Yield the initial order, and the order after each downward or upward sweep."""
+        all_groups = range(len(self.members))
+        self._update_groups(all_groups)
+        for layer in self.graph.layers:
+            self._spread(layer)
+        yield self._order()
+        for number in range(NUM_SWEEPS):
+            upward = number % 2
+            neighbours = self.below if upward else self.above
+            for layer in reversed(self.graph.layers) if upward else self.graph.layers:
+                for i in layer:
+                    if neighbours[i]:
+                        total = sum(self.position[j] for j in neighbours[i])
+                        self.position[i] = total / len(neighbours[i])
+                self._update_groups({key.group for i in layer for key in self.graph.atoms[i]})
+                self._spread(layer)
+            self._update_groups(all_groups)
+            yield self._order()
+
+    def _order(self) -> list[int]:
+        return sorted(range(len(self.position)), key=self._sort_key)
+
+    def _sort_key(self, i: int) -> tuple[tuple[float, int, int], ...]:
+        around = tuple(
+            (self.group_position[g], g, self.direction[g] * a) for g, a in self.graph.atoms[i]
+        )
+        return (*around, (self.position[i], len(self.members) + i, 0))
+
+    def _spread(self, layer: list[int]) -> None:
+        """Set the positions in a layer to consecutive integers around 0, in the current order."""
+        for k, i in enumerate(sorted(layer, key=self._sort_key)):
+            self.position[i] = k - (len(layer) - 1) / 2
+
+    def _update_groups(self, groups: Iterable[int]) -> None:
+        """Recompute the mean position and the direction of some groups."""
+        for g in groups:
+            members = self.members[g]
+            self.group_position[g] = sum(self.position[i] for i in members) / len(members)
+            if last := len(self.graph.groups[g].atoms) - 1:
+                first_mean, last_mean = (
+                    fmean(self.position[i] for i in members if (g, a) in self.graph.atoms[i])
+                    for a in (0, last)
+                )
+                if difference := last_mean - first_mean:
+                    self.direction[g] = 1 if difference > 0 else -1
+
+
+def crossing_cost(graph: LayeredGraph, order: list[int]) -> tuple[int, float]:
+    """Return the number of edge crossings and the total horizontal length of the edges."""
+    position = [0.0] * len(order)
+    rank = {i: k for k, i in enumerate(order)}
+    for layer in graph.layers:
+        for k, i in enumerate(sorted(layer, key=rank.__getitem__)):
+            position[i] = k - (len(layer) - 1) / 2
+    segments_by_layer: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for upper, lower, _ in graph.segments:
+        segments_by_layer[graph.layer[upper]].append((position[upper], position[lower]))
+    num_crossings = 0
+    for segments in segments_by_layer.values():
+        lower_ends: list[float] = []
+        for _, end in sorted(segments):
+            num_crossings += len(lower_ends) - bisect_right(lower_ends, end)
+            insort(lower_ends, end)
+    length = sum(abs(a - b) for segments in segments_by_layer.values() for a, b in segments)
+    return num_crossings, length
+
+
+def adjacent_moves(graph: LayeredGraph, order: list[int]) -> Iterator[list[int]]:
+    """Yield orders in which one item or one group of boxes is moved left past its neighbour."""
+    for depth in range(max(map(len, graph.atoms), default=0) + 1):
+
+        def unit(i: int, depth: int = depth) -> tuple[object, int, bool]:
+            """Return the enclosing atoms, and the item or group that moves as a whole in them."""
+            atoms = graph.atoms[i]
+            is_item = len(atoms) <= depth
+            return (atoms[:depth], i if is_item else atoms[depth].group, is_item)
+
+        units = [(key, list(items)) for key, items in groupby(order, key=unit)]
+        layers = [{graph.layer[i] for i in items} for _, items in units]
+        for b, ((scope, _, _), items) in enumerate(units):
+            if len(graph.atoms[items[0]]) < depth:
+                continue
+            neighbours = (
+                a for a in range(b - 1, -1, -1) if units[a][0][0] == scope and layers[a] & layers[b]
+            )
+            if (a := next(neighbours, None)) is not None:
+                reordered = [*units[:a], units[b], *units[a:b], *units[b + 1 :]]
+                yield [i for _, members in reordered for i in members]
