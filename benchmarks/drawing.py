@@ -23,7 +23,7 @@ from numpyro.distributions import constraints
 
 from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
-from retrodict._xla.jit import run_often
+from retrodict._xla.jit import low_latency_jit
 from retrodict.estimators.conditional import MADE, ConditionalMADE, Latent, Value
 from retrodict.estimators.coordinates import unflatten
 
@@ -52,7 +52,7 @@ def drawn(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     return jax.vmap(net.sample_and_log_prob_encoded, (0, None))(keys, net.encode({"y": y}))
 
 
-sample = run_often(drawn)  # as for `infer`
+sample = low_latency_jit(drawn)  # as for `infer`
 
 
 @eqx.filter_jit

@@ -21,7 +21,7 @@ import numpyro.distributions as dist
 
 import retrodict as rd
 from benchmarks.filters import DRIFT, NOISE, SPREAD, series
-from retrodict._xla.jit import run_often
+from retrodict._xla.jit import low_latency_jit
 from retrodict.demos.models import pumps, regression
 from retrodict.estimators.conditional import MADE
 from retrodict.inference.filtering import StreamingFilter
@@ -70,12 +70,12 @@ def answered(
     proposal: Proposal, networks: Any, particles: int, read: float, threshold: float = 0.0
 ) -> dict[str, Any]:
     """Data simulated, then answered: the first time, and warm."""
-    simulate = run_often(proposal.graph.program.simulate)
+    simulate = low_latency_jit(proposal.graph.program.simulate)
     begun = time.perf_counter()
     drawn = jax.block_until_ready(simulate(jax.random.key(1)))
     simulated = time.perf_counter() - begun
     data = {name: drawn[name] for name in proposal.graph.observed}
-    run = run_often(Engine(proposal, particles, systematic, threshold).run)
+    run = low_latency_jit(Engine(proposal, particles, systematic, threshold).run)
     begun = time.perf_counter()
     jax.block_until_ready(run(networks, jax.random.key(2), data))
     first = time.perf_counter() - begun

@@ -39,9 +39,9 @@ if OWN:
 
 # Programs that ask for quick compilation have it already, and quicker than they ask for.
 if os.environ["XLA_FLAGS"]:
-    from retrodict._xla.jit import QUICKLY
+    from retrodict._xla.tuning import FAST_COMPILE
 
-    QUICKLY.clear()
+    FAST_COMPILE.clear()
 
 # A shell's background job, which a run may be, starts deaf to the interruptions that some test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

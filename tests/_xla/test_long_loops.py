@@ -11,7 +11,8 @@ import pytest
 
 import retrodict as rd
 from exact import kalman, series_loop
-from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.site_log_densities import Slices
 from retrodict.inference.smc import Engine
 from retrodict.particles.resampling import systematic
@@ -64,12 +65,12 @@ def prepared(model, steps):
         name: proposal.build(TINY, key(), assemblies)
         for name, assemblies in proposal.networks().items()
     }
-    drawn = Compiled(proposal.graph.program.simulate, QUICKLY)(key(1))
+    drawn = CompiledFunction(proposal.graph.program.simulate, FAST_COMPILE)(key(1))
     return proposal, networks, {name: drawn[name] for name in observed}
 
 
 def compiled(proposal, threshold, particles=20):
-    return Compiled(Engine(proposal, particles, systematic, threshold).run, QUICKLY)
+    return CompiledFunction(Engine(proposal, particles, systematic, threshold).run, FAST_COMPILE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def compiled(proposal, threshold, particles=20):
 def test_loops_give_what_is_written_out(model, steps, threshold):
     proposal, networks, data = prepared(model, steps)
     run = compiled(proposal, threshold)
-    written_out, found = run.written_out(networks, key(2), data), run(networks, key(2), data)
+    written_out, found = run.unrolled(networks, key(2), data), run(networks, key(2), data)
     assert int(written_out.population.num_resamplings) > 0 or threshold == 0.0
     assert list(found.population.values) == list(written_out.population.values)
     expected = jax.tree.leaves(written_out)
@@ -101,7 +102,7 @@ def test_the_program_does_not_grow(model, threshold):
 
     def length(steps):
         proposal, networks, data = prepared(model, steps)
-        traced = compiled(proposal, threshold).in_loops.trace(networks, key(2), data)
+        traced = compiled(proposal, threshold).rolled.trace(networks, key(2), data)
         return len(traced.jaxpr.jaxpr.eqns)
 
     assert length(22) - length(11) <= 11 * 4
@@ -147,7 +148,7 @@ def test_evidence_is_unbiased_where_values_are_put_aside():
     def evidence(rng_key):
         return engine.run(networks, rng_key, data).population.log_evidence
 
-    found = Compiled(jax.vmap(evidence), QUICKLY)(jax.random.split(key(5), 300))
+    found = CompiledFunction(jax.vmap(evidence), FAST_COMPILE)(jax.random.split(key(5), 300))
     ratio = np.exp(found.value() - kalman(y)[0])
     error = ratio.std(ddof=1) / np.sqrt(len(ratio))
     assert error < 0.1
@@ -173,8 +174,8 @@ def test_where_it_fails_is_told():
 def test_densities_by_themselves_are_those_of_the_model():
     proposal, _, _ = prepared(unknown_drift, 9)
     program = proposal.graph.program
-    values = Compiled(program.simulate, QUICKLY)(key(7))
-    whole = Compiled(program.log_density, QUICKLY)(values)
+    values = CompiledFunction(program.simulate, FAST_COMPILE)(key(7))
+    whole = CompiledFunction(program.log_density, FAST_COMPILE)(values)
     slices = Slices(proposal.graph)
     for names in (["x_4"], ["z_3", "n_3", "y_3"], ["drift"]):
         needed, evaluate = slices.of(names)

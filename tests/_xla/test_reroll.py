@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from retrodict._xla.jit import QUICKLY, Compiled, known
+from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.output_packing import Packed
 from retrodict._xla.reroll import Rolled
 from retrodict._xla.stacked import Row, concatenated, stacked
+from retrodict._xla.tuning import FAST_COMPILE
 
 ROLLED = {}
 LEFT = {}
@@ -148,15 +149,15 @@ def arguments(steps):
 
 def length(fn, steps):
     """Equations of what is compiled."""
-    compiled = Compiled(lambda y: fn(y, steps), QUICKLY)
-    return len(compiled.in_loops.trace(arguments(steps)).jaxpr.jaxpr.eqns)
+    compiled = CompiledFunction(lambda y: fn(y, steps), FAST_COMPILE)
+    return len(compiled.rolled.trace(arguments(steps)).jaxpr.jaxpr.eqns)
 
 
 @pytest.mark.parametrize("fn", [*ROLLED.values(), *LEFT.values()], ids=lambda fn: fn.__name__)
 def test_loops_give_what_is_written_out(fn):
     y = arguments(19)
-    compiled = Compiled(lambda y: fn(y, 19), QUICKLY)
-    written_out, found = compiled.written_out(y), compiled(y)
+    compiled = CompiledFunction(lambda y: fn(y, 19), FAST_COMPILE)
+    written_out, found = compiled.unrolled(y), compiled(y)
     assert jax.tree.structure(written_out) == jax.tree.structure(found)
     for expected, leaf in zip(jax.tree.leaves(written_out), jax.tree.leaves(found), strict=True):
         assert expected.shape == leaf.shape
@@ -193,27 +194,21 @@ def test_a_loop_may_change_on_the_way():
         return found
 
     y = arguments(40)
-    compiled = Compiled(fn, QUICKLY)
+    compiled = CompiledFunction(fn, FAST_COMPILE)
     assert len(Rolled.of(jax.make_jaxpr(fn)(y)).repeats) == 2
-    np.testing.assert_allclose(compiled(y), compiled.written_out(y), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compiled(y), compiled.unrolled(y), rtol=1e-4, atol=1e-5)
 
 
 def test_other_shapes_are_compiled_anew():
-    compiled = Compiled(lambda y: chain(y, len(y)), QUICKLY)
+    compiled = CompiledFunction(lambda y: chain(y, len(y)), FAST_COMPILE)
     for steps in (12, 20):
         assert len(compiled(arguments(steps))) == steps
 
 
-def test_options_that_this_xla_does_not_know_are_left_out():
-    options = {"xla_backend_optimization_level": "1", "xla_there_is_no_such_option": True}
-    assert known(options) == {"xla_backend_optimization_level": "1"}
-    assert Compiled(lambda x: x + 1, options)(1.0) == 2.0
-
-
 def test_it_can_be_called_while_another_is_traced():
-    # with an option that every XLA knows: those of QUICKLY may be left out where tests run
+    # with an option that every XLA knows: tests may clear FAST_COMPILE
     options = {"xla_backend_optimization_level": "1"}
-    compiled = Compiled(lambda y: chain(y, 15), options)
+    compiled = CompiledFunction(lambda y: chain(y, 15), options)
     shapes = jax.eval_shape(compiled, arguments(15))
     assert [leaf.shape for leaf in shapes] == [(3,)] * 15
     found = jax.jit(compiled)(arguments(15))

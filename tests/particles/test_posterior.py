@@ -217,7 +217,7 @@ def test_one_particle_is_poor():
     assert p.trust == "poor"
     assert p.mean("x") == 2.0 and p.ess == 1.0 and np.isinf(p.log_evidence_se)
     assert float(p.log_evidence) == -1.0
-    assert any("sample size is 1, below the 30" in reason for reason in p.diagnostics.reasons)
+    assert any("sample size is 1, below the limit of 30" in reason for reason in p.diagnostics.reasons)
     assert p.summary().loc["x", "mean"] == 2.0
 
 
@@ -252,7 +252,7 @@ def test_few_surviving_draws_lower_the_grade():
     few = make(ancestors=jnp.stack([row // 50, row]))
     assert few.trust == "fair"
     assert few.diagnostics.reasons == (
-        "The number of surviving draws is 20, below the 100 that is needed to be good: "
+        "The number of surviving draws is 20, below the limit of 100 for good: "
         "resampling left a latent few values (x).",
     )
     assert make(ancestors=jnp.zeros((1, 1000), int)).trust == "poor"
@@ -267,9 +267,9 @@ def test_a_past_shared_by_all_trajectories_is_no_worse_than_fair():
     p = make_posterior({"x": x}, jnp.zeros(num), survivors={"x": left}, ess_by_stage=left + 50)
     assert p.trust == "fair"
     assert p.diagnostics.reasons == (
-        "The number of surviving trajectories is 1, below the 100 that is needed to be good: early "
-        "steps share their past (steps 0 to 1 of x). Filtered marginals and last states do not "
-        "depend on it.",
+        "The number of surviving trajectories is 1, below the limit of 100 for good: early steps "
+        "share their ancestors (steps 0 to 1 of x). Filtered marginals and last states are not "
+        "affected.",
     )
     assert np.isposinf(p.mcse("x")[0])
     np.testing.assert_allclose(p.mcse("x")[1:], p.sd("x")[1:] / np.sqrt(left[1:] - 1), rtol=0.01)
@@ -293,7 +293,7 @@ def test_reasons_name_number_and_limit():
     assert p.trust != "good"
     assert f"Pareto k̂ is {p.pareto_k:.3g}, above the " in said
     good = gaussian()
-    assert good.trust == "good" and "All within the limits" in good.diagnostics.reasons[0]
+    assert good.trust == "good" and "All measures are within the limits" in good.diagnostics.reasons[0]
     assert "trust good" in repr(good) and "4000 particles" in repr(good)
 
 

@@ -27,7 +27,6 @@ from retrodict.estimators.scalar_bijections import (
     match_gaussian,
 )
 from retrodict.inference.methods import Inference
-from retrodict.proposal.linear_guide import cholesky, inverse_of_lower
 from retrodict.proposal.proposal import Proposal
 
 SMALL = MADE((24, 24), 4, (8,), Embedding((8,), (8,), 8, 1))
@@ -368,18 +367,6 @@ def test_a_guided_density_integrates_to_one():
     density = jnp.exp(jax.jit(log_density)(z))
     # A Cauchy has 0.04 of its mass beyond ±16.
     np.testing.assert_allclose(jnp.trapezoid(density, z), 1 - SMALL.wide * 0.04, atol=1e-3)
-
-
-@pytest.mark.parametrize("number", [1, 3, 9])
-def test_small_factorisations(number):
-    rng = np.random.default_rng(0)
-    a = rng.normal(size=(4, number, number))
-    a = a @ a.swapaxes(1, 2) + np.eye(number)
-    lower = cholesky(jnp.asarray(a))
-    np.testing.assert_allclose(lower, np.linalg.cholesky(a), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(
-        inverse_of_lower(lower) @ lower, np.broadcast_to(np.eye(number), a.shape), atol=1e-4
-    )
 
 
 CURVES = {

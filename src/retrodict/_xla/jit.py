@@ -1,21 +1,10 @@
-"""Functions in; programs out, compiled as suits how often they run and what they do.
+"""Compile functions with the XLA options that suit how often they run.
 
-Nothing is compiled that need not be: every operation outside of a function that is compiled whole
-is a program of its own for every shape, a fortieth of a second each.
-
-XLA's first level of optimisation, without the compiler's dearest passes, takes half the time of
-what is usual, and what it makes is mostly as fast: better for programs that run once, or nearly,
-and for those that draw from a model, which are long and have little to be optimised. Without any
-optimisation, what comes out is several times slower. What XLA merges, it takes longer to write down
-by way of its newer emitters.
-
-Left to itself, XLA hands products and sums of a few hundred rows to another library, YNNPACK, with
-which steps of training take longer; and a sum over a short first axis takes ten times as long. And
-it shares out products among threads, down to a few hundred rows of a few units each: in answers,
-which are made of hundreds of small products one after the other, a thread is awakened for longer
-than a product takes.
+Outside of a compiled function, every operation is a program of its own for each shape and takes
+about 25 ms to compile, so functions are compiled whole. `retrodict._xla.tuning` has the options.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -27,30 +16,37 @@ from jaxtyping import Array, Float
 
 from retrodict._xla.output_packing import Packed
 from retrodict._xla.reroll import Rolled
+from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY, OPTION_EFFECTS, CompilerOptions
 
 Arguments = ParamSpec("Arguments")
-Found = TypeVar("Found")
-Options = dict[str, str | bool]
-
-QUICKLY: Options = {
-    "xla_backend_optimization_level": "1",
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
-UNASSISTED: Options = {"xla_cpu_experimental_ynn_fusion_type": ""}
-ANSWERING: Options = {**UNASSISTED, "xla_cpu_multi_thread_eigen": False}
+Result = TypeVar("Result")
 
 
-def known(options: Options) -> Options:
-    """Those of some options that this XLA knows; to ask it starts JAX."""
-    wanted = tuple(options.items())
-    if _all_known(wanted):
-        return dict(wanted)
-    return {name: value for name, value in wanted if _all_known(((name, value),))}
+def supported_options(options: CompilerOptions) -> CompilerOptions:
+    """Drop the options that this version of XLA does not support, with a warning for each.
+
+    The test compiles a trivial program, which starts JAX's backend.
+    """
+    if _compiles_with(tuple(options.items())):
+        return dict(options)
+    return {name: value for name, value in options.items() if _is_supported(name, value)}
 
 
 @cache
-def _all_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
+def _is_supported(name: str, value: str | bool) -> bool:
+    if _compiles_with(((name, value),)):
+        return True
+    warnings.warn(
+        f"this version of XLA does not support the compiler option {name}={value!r}, which "
+        f"{OPTION_EFFECTS.get(name, 'only affects speed')}. It is left out. Results stay "
+        "the same, and nothing needs to be done",
+        stacklevel=4,
+    )
+    return False
+
+
+@cache
+def _compiles_with(options: tuple[tuple[str, str | bool], ...]) -> bool:
     try:
         jax.jit(lambda: 0.0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
@@ -58,67 +54,64 @@ def _all_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
     return True
 
 
-class Compiled(Generic[Arguments, Found]):
-    """A function that is compiled when it is first called, with what it repeats put into loops.
+class CompiledFunction(Generic[Arguments, Result]):
+    """A function that is compiled at its first call, with repeated steps re-rolled into loops.
 
     Args:
-        fn: of trees of arrays, without keyword arguments.
-        options: XLA's; one that does not know some of them does without.
+        fn: A function of pytrees of arrays, without keyword arguments.
+        options: XLA's compiler options; unsupported ones are left out.
     """
 
-    def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
-        options = known(options)
-        self.written_out: Any = jax.jit(fn, compiler_options=options)
-        self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
-        self._inside: Any = jax.jit(fn)  # within another function, which has options of its own
-        self._repeats: bool | None = None
-        self._found: Rolled | None = None
+    def __init__(self, fn: Callable[Arguments, Result], options: CompilerOptions) -> None:
+        options = supported_options(options)
+        self.unrolled: Any = jax.jit(fn, compiler_options=options)
+        self.rolled: Any = jax.jit(self._call_rolled, compiler_options=options)
+        # Within another compiled function, that function's options apply.
+        self._inner: Any = jax.jit(fn)
+        self._has_repeats: bool | None = None
+        self._first_rolled: Rolled | None = None
 
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
-        """The function's outcome."""
-        found: Found
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        result: Result
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            found = self._inside(*args, **kwargs)
-            return found
-        if self._repeats is None:
-            # JAX keeps what was traced, and does not trace it again
-            self._found = Rolled.of(self.written_out.trace(*args, **kwargs).jaxpr)
-            self._repeats = bool(self._found.repeats)
-        if self._repeats:
-            found = self.in_loops(*args, **kwargs).unpacked()
+            result = self._inner(*args, **kwargs)
+            return result
+        if self._has_repeats is None:
+            # JAX caches the trace, so the function is traced once.
+            self._first_rolled = Rolled.of(self.unrolled.trace(*args, **kwargs).jaxpr)
+            self._has_repeats = bool(self._first_rolled.repeats)
+        if self._has_repeats:
+            result = self.rolled(*args, **kwargs).unpacked()
         else:
-            found = self.written_out(*args, **kwargs)
-        return found
+            result = self.unrolled(*args, **kwargs)
+        return result
 
-    def _packed(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
-        traced, found = self.written_out.trace(*args, **kwargs), self._found
-        self._found = None  # it is large, and needed but once
-        if found is None or found.closed is not traced.jaxpr:
-            found = Rolled.of(traced.jaxpr)
-        leaves = found(*jax.tree.leaves((args, kwargs)))
+    def _call_rolled(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
+        traced, rolled = self.unrolled.trace(*args, **kwargs), self._first_rolled
+        self._first_rolled = None  # large, and needed only once
+        if rolled is None or rolled.closed is not traced.jaxpr:
+            rolled = Rolled.of(traced.jaxpr)
+        leaves = rolled(*jax.tree.leaves((args, kwargs)))
         return Packed.of(leaves, jax.tree.structure(traced.out_info))
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:
-    """Compile a function with little optimisation, and call it."""
-    return Compiled(fn, QUICKLY)(*arguments)
+    """Compile a function with few optimisations and call it."""
+    return CompiledFunction(fn, FAST_COMPILE)(*arguments)
+
+
+def low_latency_jit(fn: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Compile a function, at its first call, for many fast calls."""
+    return CompiledFunction(fn, LOW_LATENCY)
 
 
 def floats(values: np.ndarray) -> Float[Array, "..."]:
-    """NumPy's numbers as JAX's floats; `jnp.asarray` compiles the conversion of every shape."""
-    made: Array = jax.device_put(np.asarray(values, jnp.result_type(float)))
-    return made
+    """Convert to JAX's default float type; `jnp.asarray` would compile a program for each shape."""
+    array: Array = jax.device_put(np.asarray(values, jnp.result_type(float)))
+    return array
 
 
-def run_often(fn: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
-    """Compile a function whole, when it is first called, to be as fast as may be.
-
-    Inside of another function that is compiled, it is compiled with that one's options.
-    """
-    return Compiled(fn, ANSWERING)
-
-
-def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
-    """What stands for an array when a function is compiled for it beforehand."""
-    stand_in: Any = jax.ShapeDtypeStruct  # JAX does not say its types
-    return stand_in(shape, dtype)
+def shape_dtype(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Describe an array to compile a function for it in advance."""
+    struct: Any = jax.ShapeDtypeStruct  # untyped in JAX
+    return struct(shape, dtype)

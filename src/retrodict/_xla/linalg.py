@@ -10,39 +10,41 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from retrodict._xla.tuning import MAX_UNROLLED_COLUMNS
+
 
 def cholesky(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """The lower triangular L with L Lᵀ = matrix, column by column."""
-    number = matrix.shape[-1]
-    places = jnp.arange(number)
+    size = matrix.shape[-1]
+    indices = jnp.arange(size)
 
-    def column(place: Array, lower: Array) -> Array:
-        row = lower[..., place, :]
-        rest = matrix[..., :, place] - jnp.einsum("...ij,...j->...i", lower, row)
-        new = rest / jnp.sqrt(rest[..., place])[..., None]
-        return lower.at[..., :, place].set(jnp.where(places >= place, new, 0.0))
+    def set_column(index: Array, lower: Array) -> Array:
+        row = lower[..., index, :]
+        residual = matrix[..., :, index] - jnp.einsum("...ij,...j->...i", lower, row)
+        column = residual / jnp.sqrt(residual[..., index])[..., None]
+        return lower.at[..., :, index].set(jnp.where(indices >= index, column, 0.0))
 
-    return _counted(number, column, jnp.zeros_like(matrix))
-
-
-def inverse_of_lower(lower: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """The inverse of a lower triangular matrix, row by row."""
-    number = lower.shape[-1]
-    unit = jnp.eye(number)
-
-    def row(place: Array, found: Array) -> Array:
-        known = jnp.einsum("...j,...jk->...k", lower[..., place, :], found)
-        new = (unit[place] - known) / lower[..., place, place][..., None]
-        return found.at[..., place, :].set(new)
-
-    return _counted(number, row, jnp.zeros_like(lower))
+    return _loop(size, set_column, jnp.zeros_like(matrix))
 
 
-def _counted(number: int, body: Callable[[Any, Array], Array], start: Array) -> Array:
-    """A loop that is written out where it is short."""
-    if number > 6:
-        looped: Array = jax.lax.fori_loop(0, number, body, start)
-        return looped
-    for place in range(number):
-        start = body(place, start)
+def invert_lower_triangular(lower: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """The inverse of a lower triangular matrix, row by row by forward substitution."""
+    size = lower.shape[-1]
+    identity = jnp.eye(size)
+
+    def set_row(index: Array, inverse: Array) -> Array:
+        product = jnp.einsum("...j,...jk->...k", lower[..., index, :], inverse)
+        row = (identity[index] - product) / lower[..., index, index][..., None]
+        return inverse.at[..., index, :].set(row)
+
+    return _loop(size, set_row, jnp.zeros_like(lower))
+
+
+def _loop(size: int, body: Callable[[Any, Array], Array], start: Array) -> Array:
+    """`jax.lax.fori_loop` over the columns, unrolled if they are few."""
+    if size > MAX_UNROLLED_COLUMNS:
+        result: Array = jax.lax.fori_loop(0, size, body, start)
+        return result
+    for index in range(size):
+        start = body(index, start)
     return start

@@ -1,18 +1,18 @@
-"""A step and what it takes each time in; all steps, one after the other, out.
+"""A scan that keeps the reading and writing of entries apart from the computation.
 
-XLA merges the reading of an entry from a series, and the writing of one into another, with whatever
-is computed from the entry or for it; and what reads or writes at a place that is known only when it
-runs is worked out one number at a time instead of in vectors. So entries are handed
-from step to step as they are: read at the end of the step before, and written in the step after.
+XLA fuses the reading of an entry from a series, and the writing of a result into another, with the
+computation of the step; code that reads or writes at a dynamic index is not vectorised. Therefore
+each step reads the entry of the next step and writes the result of the previous one, and both are
+part of the carry.
 
-What is handed on by itself is copied by itself, twice a step, and where more than eight things can
-be done at once, XLA wakes another thread to share them, which for small ones takes longer than to
-do them all. So small entries of one type are handed on side by side, as one array.
+Every array of the carry is copied twice in each step, and XLA uses a second thread if there are
+more than eight independent operations, which for small arrays takes longer than one thread. So
+small entries of the same type are packed into one array.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,67 +20,82 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-State = TypeVar("State")
+from retrodict._xla.tuning import MAX_PACKED_SIZE
 
-# Entries of no more numbers than this are handed on with others.
-SMALL = 256
+State = TypeVar("State")
 
 
 @dataclass(frozen=True)
-class _Luggage:
-    """How the entries of a step are handed on.
+class _EntryPacking:
+    """How a pytree of one step is packed into few arrays.
 
     Attributes:
-        form: of the tree that they are.
-        leaves: their shapes and types.
-        parts: numbers of the leaves that go together; what goes alone keeps its shape and type.
+        treedef: The structure of the pytree.
+        leaves: Shapes and dtypes of its leaves.
+        groups: Indices of the leaves that share an array. A leaf alone keeps its shape and dtype.
     """
 
-    form: Any
+    treedef: Any
     leaves: tuple[Any, ...]
-    parts: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def of(tree: PyTree) -> "_Luggage":
-        """Of arrays, or what stands for them."""
-        leaves, form = jax.tree.flatten(tree)
-        together: dict[Any, list[int]] = {}
-        for number, leaf in enumerate(leaves):
-            alone = jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or not 0 < leaf.size <= SMALL
-            together.setdefault(number if alone else _carried(leaf.dtype), []).append(number)
-        return _Luggage(form, tuple(leaves), tuple(map(tuple, together.values())))
+    def of(tree: PyTree) -> "_EntryPacking":
+        leaves, treedef = jax.tree.flatten(tree)
+        groups: dict[Any, list[int]] = {}
+        for index, leaf in enumerate(leaves):
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+            alone = is_key or not 0 < leaf.size <= MAX_PACKED_SIZE
+            groups.setdefault(index if alone else _packed_dtype(leaf.dtype), []).append(index)
+        return _EntryPacking(treedef, tuple(leaves), tuple(map(tuple, groups.values())))
 
-    def packed(self, tree: PyTree, *, stacked: bool = False) -> list[Array]:
-        """As few arrays as may be; entries of all steps, if they are `stacked`."""
+    def pack(self, tree: PyTree, *, stacked: bool = False) -> list[Array]:
+        """Pack the entries of one step, or of all steps if they are `stacked`."""
         leaves: list[Array] = jax.tree.leaves(tree)
-        before = int(stacked)
+        axis = int(stacked)
 
-        def part(numbers: tuple[int, ...]) -> Array:
-            own = [leaves[number] for number in numbers]
-            if len(own) == 1:
-                return own[0]
-            flat = [leaf.reshape(*leaf.shape[:before], -1) for leaf in own]
-            return jnp.concatenate([leaf.astype(_carried(leaf.dtype)) for leaf in flat], before)
+        def pack_group(indices: tuple[int, ...]) -> Array:
+            if len(indices) == 1:
+                return leaves[indices[0]]
+            flat = [leaves[index].reshape(*leaves[index].shape[:axis], -1) for index in indices]
+            return jnp.concatenate([leaf.astype(_packed_dtype(leaf.dtype)) for leaf in flat], axis)
 
-        return list(map(part, self.parts))
+        return list(map(pack_group, self.groups))
 
-    def unpacked(self, arrays: list[Array], *, stacked: bool = False) -> PyTree:
-        """The tree again."""
-        found: dict[int, Array] = {}
-        for numbers, array in zip(self.parts, arrays, strict=True):
-            if len(numbers) == 1:
-                found[numbers[0]] = array
+    def unpack(self, arrays: list[Array], *, stacked: bool = False) -> PyTree:
+        leaves: dict[int, Array] = {}
+        for indices, array in zip(self.groups, arrays, strict=True):
+            if len(indices) == 1:
+                leaves[indices[0]] = array
                 continue
-            own, before = [self.leaves[number] for number in numbers], array.shape[: int(stacked)]
-            cut = jnp.split(array, np.cumsum([leaf.size for leaf in own])[:-1], len(before))
-            for number, leaf, values in zip(numbers, own, cut, strict=True):
-                found[number] = values.reshape(*before, *leaf.shape).astype(leaf.dtype)
-        return jax.tree.unflatten(self.form, [found[number] for number in range(len(found))])
+            shapes, steps = [self.leaves[index] for index in indices], array.shape[: int(stacked)]
+            ends = np.cumsum([leaf.size for leaf in shapes])[:-1]
+            for index, leaf, values in zip(
+                indices, shapes, jnp.split(array, ends, len(steps)), strict=True
+            ):
+                leaves[index] = values.reshape(*steps, *leaf.shape).astype(leaf.dtype)
+        return jax.tree.unflatten(self.treedef, [leaves[index] for index in range(len(leaves))])
 
 
-def _carried(dtype: Any) -> Any:
-    """The type in which others of its kind are handed on."""
+def _packed_dtype(dtype: Any) -> Any:
+    """The dtype of a packed array; booleans are packed as integers."""
     return np.dtype(np.int32) if dtype == np.dtype(bool) else dtype
+
+
+class _Carry(NamedTuple):
+    """What one step of the loop passes to the next.
+
+    Attributes:
+        state: The caller's state.
+        entry: This step's entry, packed.
+        result: The previous step's result, packed, still to be written.
+        results: The results of all steps so far.
+    """
+
+    state: Any
+    entry: list[Array]
+    result: list[Array]
+    results: list[Array]
 
 
 def scan(
@@ -90,48 +105,48 @@ def scan(
     *,
     reverse: bool = False,
 ) -> tuple[State, Any]:
-    """As `jax.lax.scan`; faster where what is computed from an entry is more than products."""
+    """Equal to `jax.lax.scan`; faster if a step computes more than matrix products."""
     length = jax.tree.leaves(entries)[0].shape[0]
     if length < 2:
         return jax.lax.scan(step, start, entries, reverse=reverse)
 
-    one = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], entries))
-    traced, (_, shapes) = jax.make_jaxpr(step, return_shape=True)(start, one)
-    again = jaxpr_as_fun(traced)  # traced once, though what it finds has to be known before
-    form = jax.tree.structure((start, shapes))
-    of_entry, of_found = _Luggage.of(one), _Luggage.of(shapes)
-    given = of_entry.packed(entries, stacked=True)
+    entry_struct = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], entries))
+    jaxpr, (_, result_struct) = jax.make_jaxpr(step, return_shape=True)(start, entry_struct)
+    traced_step = jaxpr_as_fun(jaxpr)  # the shapes are needed first, so reuse that trace
+    treedef = jax.tree.structure((start, result_struct))
+    entry_packing, result_packing = _EntryPacking.of(entry_struct), _EntryPacking.of(result_struct)
+    packed_entries = entry_packing.pack(entries, stacked=True)
+    first, last, forward = (length - 1, 0, -1) if reverse else (0, length - 1, 1)
 
-    def at(place: Array | int) -> list[Array]:
-        return [jax.lax.dynamic_index_in_dim(leaf, place, 0, keepdims=False) for leaf in given]
+    def read(index: Array | int) -> list[Array]:
+        return [jax.lax.dynamic_index_in_dim(a, index, 0, keepdims=False) for a in packed_entries]
 
-    # the step after a place in time, and the one before; beyond the ends it does not matter which
-    after, before = (-1, 1) if reverse else (1, -1)
+    def loop_step(carry: _Carry, index: Array) -> tuple[_Carry, None]:
+        arguments = jax.tree.leaves((carry.state, entry_packing.unpack(carry.entry)))
+        state, result = jax.tree.unflatten(treedef, traced_step(*arguments))
+        # Beyond the ends any index will do: the entry is not used, and the result is overwritten.
+        results = _write(carry.results, carry.result, jnp.clip(index - forward, 0, length - 1))
+        entry = read(jnp.clip(index + forward, 0, length - 1))
+        return _Carry(state, entry, result_packing.pack(result), results), None
 
-    def written(series: list[Array], found: list[Array], place: Array | int) -> list[Array]:
-        return [
-            jax.lax.dynamic_update_index_in_dim(leaf, entry, place, 0)
-            for leaf, entry in zip(series, found, strict=True)
-        ]
-
-    def handing_on(held: Any, place: Array) -> tuple[Any, None]:
-        state, entry, found, series = held
-        known = jax.tree.leaves((state, of_entry.unpacked(entry)))
-        state, new = jax.tree.unflatten(form, again(*known))
-        series = written(series, found, jnp.clip(place + before, 0, length - 1))
-        entry = at(jnp.clip(place + after, 0, length - 1))
-        return (state, entry, of_found.packed(new), series), None
-
-    blank = of_found.packed(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
-    series = [jnp.zeros((length, *leaf.shape), leaf.dtype) for leaf in blank]
-    first = at(length - 1 if reverse else 0)
-    (state, _, last, series), _ = jax.lax.scan(
-        handing_on, (start, first, blank, series), jnp.arange(length), reverse=reverse
+    blank = result_packing.pack(
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), result_struct)
     )
-    series = written(series, last, 0 if reverse else length - 1)
-    return state, of_found.unpacked(series, stacked=True)
+    results = [jnp.zeros((length, *leaf.shape), leaf.dtype) for leaf in blank]
+    carry, _ = jax.lax.scan(
+        loop_step, _Carry(start, read(first), blank, results), jnp.arange(length), reverse=reverse
+    )
+    results = _write(carry.results, carry.result, last)
+    return carry.state, result_packing.unpack(results, stacked=True)
 
 
-def one_by_one(fn: Callable[[Any], Any], entries: PyTree) -> Any:
-    """As `jax.lax.map`."""
+def _write(series: list[Array], values: list[Array], index: Array | int) -> list[Array]:
+    return [
+        jax.lax.dynamic_update_index_in_dim(array, value, index, 0)
+        for array, value in zip(series, values, strict=True)
+    ]
+
+
+def sequential_map(fn: Callable[[Any], Any], entries: PyTree) -> Any:
+    """Equal to `jax.lax.map`."""
     return scan(lambda state, entry: (state, fn(entry)), (), entries)[1]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from retrodict._xla import threefry
-from retrodict._xla.batch_last import by_rows, side_by_side
+from retrodict._xla.batch_last import batch_last, concatenate_features
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs, made_sampler
 from retrodict.estimators.analytic.bit_sums import Waves
@@ -207,7 +207,7 @@ class ConditionalMADE(eqx.Module):
             if not self.guide.channels:
                 parts.append(guide_inputs.overview(expected, self._constants()))
         weights = (self.trunk, self.from_context, self.biases)
-        encoded = (by_rows(_layers) if to_draw and parts else _layers)(weights, parts)
+        encoded = (batch_last(_layers) if to_draw and parts else _layers)(weights, parts)
         return Encoding(encoded, expected)
 
     def summary(self, name: str, value: "Array | Context") -> Float[Array, " features"]:
@@ -319,9 +319,9 @@ def _layers(
 ) -> tuple[Float[Array, "units *rows"], ...]:
     """What features of the context add to the units of each layer, the parameters last."""
     trunk, from_context, biases = weights
-    c = side_by_side(parts)
+    c = concatenate_features(parts)
     if trunk.layers:
-        c = side_by_side([c, trunk(c)])
+        c = concatenate_features([c, trunk(c)])
     # one product, not one for each layer: contexts are short, and may be many
     added = linear(jnp.concatenate(from_context, 1), jnp.concatenate(biases), c)
     ends = np.cumsum([bias.size for bias in biases])[:-1]

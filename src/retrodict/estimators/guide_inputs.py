@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from retrodict._xla.batch_last import side_by_side
+from retrodict._xla.batch_last import concatenate_features
 from retrodict.estimators.analytic import bit_sums
 from retrodict.estimators.analytic.bit_sums import Waves
 from retrodict.estimators.heads import along_first, compress, patterns
@@ -192,7 +192,7 @@ def _innovations(residual: Array, tail: Array, noise: Array) -> list[Float[Array
 
 
 def _stacked(parts: list[Array]) -> Array:
-    return side_by_side([part[None] for part in parts])
+    return concatenate_features([part[None] for part in parts])
 
 
 def _waves(x: Array) -> tuple[list[Array], list[Array]]:

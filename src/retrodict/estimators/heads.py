@@ -17,7 +17,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import total
+from retrodict._xla.batch_last import sum_features
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 
 # Scales of mixture components, in prior scales: a posterior is seldom 10⁴ times narrower than its
@@ -97,14 +97,14 @@ def _pick(weights: Array, uniform: Array) -> Array:
 
 
 def _chosen(choice: Array, values: Array) -> Array:
-    return total(jnp.where(choice, values, 0))
+    return sum_features(jnp.where(choice, values, 0))
 
 
 def _log_total(logs: Array) -> Array:
     """log Σ exp, over the first axis."""
     most = jax.lax.stop_gradient(jnp.max(logs, 0))
     most = jnp.where(jnp.isfinite(most), most, 0)
-    found: Array = most + jnp.log(total(jnp.exp(logs - most)))
+    found: Array = most + jnp.log(sum_features(jnp.exp(logs - most)))
     return found
 
 
@@ -269,7 +269,7 @@ class Bits:
 
     def _probabilities(self, params: Array) -> Array:
         raised = jnp.exp(params - jax.lax.stop_gradient(jnp.max(params, 0)))
-        return (1 - self.floor) * raised / total(raised) + self.floor / self.size
+        return (1 - self.floor) * raised / sum_features(raised) + self.floor / self.size
 
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         place = jnp.tensordot(2.0 ** np.arange(self.span)[::-1], value, 1)

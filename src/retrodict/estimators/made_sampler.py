@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import by_rows
+from retrodict._xla.batch_last import batch_last
 from retrodict._xla.scan import scan
 from retrodict.estimators import guide_inputs
 from retrodict.estimators.analytic.bit_sums import Block
@@ -44,7 +44,7 @@ def draw(
         noise: uniform numbers.
         c: constants of the coordinates, the same for all rows.
     """
-    return by_rows(_draw)((network, c), (encoding, noise))
+    return batch_last(_draw)((network, c), (encoding, noise))
 
 
 class _Known(NamedTuple):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.graph import Graph
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
@@ -83,7 +84,7 @@ def joint_draws(graph: Graph) -> Draws:
         found = graph.program.run(rng_key, {})
         return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
 
-    return Compiled(jax.vmap(draw), QUICKLY)
+    return CompiledFunction(jax.vmap(draw), FAST_COMPILE)
 
 
 def generator(rng_key: PRNGKeyArray) -> np.random.Generator:

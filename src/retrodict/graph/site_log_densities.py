@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import Literal, Var
 from jaxtyping import Array
 
-from retrodict._xla.jit import shaped
+from retrodict._xla.jit import shape_dtype
 from retrodict._xla.reroll import apply
 from retrodict.graph.graph import Graph
 from retrodict.types import Values
@@ -26,7 +26,7 @@ class Slices:
             found = graph.program.log_density(values)
             return {name: density.sum() for name, density in found.items()}
 
-        shapes = {name: shaped(site.shape, site.dtype) for name, site in graph.sites.items()}
+        shapes = {name: shape_dtype(site.shape, site.dtype) for name, site in graph.sites.items()}
         closed, names = jax.make_jaxpr(evaluate, return_shape=True)(shapes)
         jaxpr = closed.jaxpr
         self._eqns = jaxpr.eqns

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from retrodict._xla.scan import one_by_one
+from retrodict._xla.scan import sequential_map
 
 # Beyond this working set, processor caches are too small, and memory would grow with the number of
 # particles times the size of the networks.
@@ -34,7 +34,7 @@ def batched_vmap(fn: Callable[..., Any], bytes_per_row: int, *arguments: Any) ->
     batches = jax.tree.map(
         lambda a: a[:in_batches].reshape(num_batches, size, *a.shape[1:]), arguments
     )
-    results = one_by_one(lambda batch: batched(*batch), batches)
+    results = sequential_map(lambda batch: batched(*batch), batches)
     results = jax.tree.map(lambda a: a.reshape(in_batches, *a.shape[2:]), results)
     if in_batches == num_rows:
         return results

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict._xla.jit import run_often
+from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import checked_data
@@ -166,7 +166,7 @@ class StreamingFilter:
                 info = FilterInfo(seen.ess, resampled)
                 return FilterState(population, samples, state.time + 1), info, seen.possible
 
-            self._compiled[num_particles] = run_often(advance)
+            self._compiled[num_particles] = low_latency_jit(advance)
         return self._compiled[num_particles]
 
     @cached_property

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from retrodict._xla.batch_last import sum_of_all
+from retrodict._xla.batch_last import sum_all
 from retrodict._xla.scan import scan
 from retrodict.graph.graph import Graph
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
@@ -258,7 +258,7 @@ class ParticleFilter:
                 inputs.summaries,
             )
             densities = {
-                name: sum_of_all(density)
+                name: sum_all(density)
                 for name, density in evaluation.log_density.items()
                 if name in counted
             }

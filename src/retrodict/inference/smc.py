@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict._xla.batch_last import sum_of_all
+from retrodict._xla.batch_last import sum_all
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
 from retrodict.inference.batched_vmap import batched_vmap
 from retrodict.inference.finished_latents import FinishedLatents
@@ -268,7 +268,7 @@ class SMC:
             if not shared_noise:
                 return proposal.draw_stage(networks, randomness, stage, values)
             samples, log_q = proposal.draw_copies(networks, randomness, factor, values)
-            return samples, sum_of_all(log_q)
+            return samples, sum_all(log_q)
 
         # Batches would repeat what depends on the data alone, which is all there is without latents.
         bytes_each = proposal.working_bytes(networks, stage) if population.values else 0

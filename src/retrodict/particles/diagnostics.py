@@ -1,14 +1,14 @@
-"""The weights of a population and its ancestry in; a verdict, with its reasons, out.
+"""Grade of a weighted population, from its weights and genealogy, with the reasons.
 
-One table of limits, `LIMITS`, decides whether an answer is good, fair or poor. The verdict is on
+One table of limits, `LIMITS`, decides whether a posterior is good, fair or poor. The grade covers
 all that a `Posterior` holds: the weighted `samples` with their means, and the evidence.
 
-- good: all of it can be relied on.
+- good: means and evidence are reliable.
 - fair: to be used with care; the reasons say which part is uncertain.
 - poor: not to be used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -39,7 +39,15 @@ ANY_LATENT = ""
 
 
 class Limit(NamedTuple):
-    """How far a measure may go for an answer to be good, or still fair."""
+    """Limits of one diagnostic measure for the grades good and fair.
+
+    Attributes:
+        name: of the measure.
+        at: whether the limits are the smallest ("least") or largest ("most") admissible values.
+        good: limit for good.
+        fair: limit for fair.
+        meaning: what it means if the limit is violated.
+    """
 
     name: str
     at: Literal["least", "most"]
@@ -47,38 +55,64 @@ class Limit(NamedTuple):
     fair: float
     meaning: str
 
+    def check(self, value: float, detail: str = "") -> tuple[int, str]:
+        """Grade a value, 0 good to 2 poor, and give the reason if it is not good."""
+        sign, side = (1.0, "above") if self.at == "most" else (-1.0, "below")
+        for grade, limit, word in ((2, self.fair, "fair"), (1, self.good, "good")):
+            # Negated, so that NaN violates every limit.
+            if not sign * value <= sign * limit:
+                reason = f"The {self.name} is {value:.3g}, {side} the limit of {limit:g} for {word}"
+                return grade, f"{reason}: {self.meaning}{detail}."
+        return 0, ""
 
-# An answer's grade is the worst that any one measure gives it. The limits are set by experiment
-# (tests/test_trust.py): of the answers called good, at most 2 % may have a posterior mean off by
-# more than 3 of its own standard errors + 0.1 posterior standard deviations. Two measures have no
-# limit for fair, and cannot by themselves make an answer poor:
+
+# The grade of a posterior is the worst over all measures. The limits were set by experiment
+# (tests/particles/test_posterior.py and test_diagnostics.py): of the posteriors graded good, at
+# most 2 % may have a mean whose error exceeds 3 of its own standard errors + 0.1 posterior standard
+# deviations. Two measures have no limit for fair, so that they alone cannot make a posterior poor:
 #
-# - The error of the log evidence grows with the length of a series. It is told beside the evidence,
-#   and whether it is small enough depends on what the evidence is for.
-# - In a long filter all trajectories share their past. Smoothed means of early steps then rest on
-#   few draws, or on one, and their own standard errors say so; but filtered marginals, the last
-#   states and the evidence are as good as ever. Latents outside of time have no such excuse.
+# - The error of the log evidence grows with the length of a series. It is reported beside the
+#   evidence, and whether it is small enough depends on the purpose.
+# - In a long series all trajectories share their early steps (path degeneracy). Smoothed means of
+#   early steps then rest on few draws, which their standard errors show; filtered marginals, last
+#   states and the evidence are not affected. Latents outside of time have a limit for fair.
 #
-# For the share of non-finite weights: 1 % of average particles would have to lie 10 standard
-# deviations out to move a mean by 0.1. No limit can catch a mode where the proposal never drew: its
-# weights are absent, not large.
+# On the share of non-finite weights: 1 % of average particles would have to lie 10 standard
+# deviations away to change a mean by 0.1. No limit can detect a mode in which the proposal never
+# drew: it leaves no trace in the weights.
+_SURVIVING_DRAWS = Limit(
+    "number of surviving draws", "least", 100.0, 10.0, "resampling left a latent few values"
+)
+_SURVIVING_TRAJECTORIES = Limit(
+    "number of surviving trajectories", "least", 100.0, 0.0, "early steps share their ancestors"
+)
 LIMITS = (
     Limit("effective sample size", "least", 150.0, 30.0, "means rest on few particles"),
     Limit("share of effective particles", "least", 0.05, 0.01, "the proposal fits badly"),
-    Limit("Pareto k̂", "most", 0.5, 0.7, "so few weights carry so much that means converge slowly"),
+    Limit("Pareto k̂", "most", 0.5, 0.7, "weights have a heavy tail, so means converge slowly"),
     Limit("standard error of the log evidence", "most", 0.3, np.inf, "the evidence is uncertain"),
-    Limit("share of non-finite weights", "most", 0.01, 0.1, "densities failed, their mass is lost"),
-    Limit("worst stage's effective sample size", "least", 50.0, 10.0, "few had any descendants"),
-    Limit("number of surviving draws", "least", 100.0, 10.0, "resampling left a latent few values"),
-    Limit("number of surviving trajectories", "least", 100.0, 0.0, "early steps share their past"),
+    Limit("share of non-finite weights", "most", 0.01, 0.1, "arithmetic of densities failed"),
+    Limit(
+        "worst stage's effective sample size", "least", 50.0, 10.0, "few particles had descendants"
+    ),
+    _SURVIVING_DRAWS,
+    _SURVIVING_TRAJECTORIES,
 )
-# k̂ is fitted to how far the largest weights exceed the next, however little that is. As for lost
-# mass: a tail of so little weight would have to be all wrong, and far out, to move a mean.
-NO_TAIL = 0.02
+# k̂ describes the shape of the tail of the weights, however little weight the tail has. A tail below
+# this share of the weight cannot change a mean noticeably, so its k̂ does not count.
+NEGLIGIBLE_TAIL = 0.02
 
 
 class Assessment(NamedTuple):
-    """What the weights of one population tell of their own quality."""
+    """Quality of the weights of one population.
+
+    Attributes:
+        ess: effective sample size.
+        pareto_k: PSIS k̂.
+        log_evidence_se: standard error of the log evidence.
+        measures: value for each of `LIMITS`.
+        grade: 0 good, 1 fair, 2 poor; the worst over `measures`.
+    """
 
     ess: Float[Array, "*datasets"]
     pareto_k: Float[Array, "*datasets"]
@@ -95,46 +129,57 @@ def assess(
     ess_by_stage: Float[Array, " stages"] | None = None,
     survivors: Mapping[str, Float[Array, "*time"]] = MappingProxyType({}),
 ) -> Assessment:
-    """Grade a population (0 good, 1 fair, 2 poor) by its weights and its ancestry; jittable.
+    """Grade a population by its weights and genealogy; jittable.
 
     Args:
-        log_weights: need not be normalised; those that are not finite count as zero.
-        log_evidence_se: without it, that of importance sampling.
-        num_nonfinite: how many were not finite at earlier stages.
-        ess_by_stage: before each choice of ancestors, and in the end.
-        survivors: by latent, the effective number of its draws that are left; of a series, by step.
+        log_weights: need not be normalised; NaN and +inf count as weight zero.
+        log_evidence_se: that of importance sampling if None.
+        num_nonfinite: number of weights that were NaN or +inf at earlier stages.
+        ess_by_stage: effective sample size before each resampling decision and at the end.
+        survivors: latent → effective number of its surviving draws, by step for a series.
     """
     num = log_weights.shape[0]
-    log_weights, broken = drop_nonfinite(log_weights)
+    log_weights, num_dropped = drop_nonfinite(log_weights)
     effective, k = ess(log_weights), pareto_k(log_weights)
-    harmless = tail_share(log_weights) < NO_TAIL
+    negligible = tail_share(log_weights) < NEGLIGIBLE_TAIL
     se = importance_se(log_weights) if log_evidence_se is None else log_evidence_se
     stages = 1 if ess_by_stage is None else ess_by_stage.shape[0]
-    unknown = jnp.asarray(jnp.inf)
     measures = jnp.stack(
         [
             effective,
             effective / num,
-            jnp.where(harmless, jnp.minimum(k, 0.5), k),
+            jnp.where(negligible, jnp.minimum(k, 0.5), k),
             se,
-            (num_nonfinite + broken) / (num * stages),
-            unknown if ess_by_stage is None else jnp.min(ess_by_stage),
-            *(
-                jnp.min(jnp.stack([unknown, *(left.min() for left in of)]))
-                for of in split(survivors)
-            ),
+            (num_nonfinite + num_dropped) / (num * stages),
+            jnp.asarray(jnp.inf) if ess_by_stage is None else jnp.min(ess_by_stage),
+            _smallest(number for number in survivors.values() if number.ndim == 0),
+            _smallest(number for number in survivors.values() if number.ndim > 0),
         ]
     )
     sign = np.array([1.0 if limit.at == "most" else -1.0 for limit in LIMITS])
     good = np.array([limit.good for limit in LIMITS])
     fair = np.array([limit.fair for limit in LIMITS])
-    # a measure that is NaN fails every comparison, and so is poor
+    # NaN fails every comparison, and so is poor.
     grades = 2 - (sign * measures <= sign * fair) - (sign * measures <= sign * good)
     return Assessment(effective, k, se, measures, jnp.max(grades))
 
 
+def _smallest(numbers: Iterable[Array]) -> Array:
+    """The smallest entry of some arrays; inf if there are none."""
+    return jnp.min(jnp.stack([jnp.asarray(jnp.inf), *(number.min() for number in numbers)]))
+
+
 class WeightAnalysis(NamedTuple):
-    """What is to be read from the weights of a population and its ancestry."""
+    """Normalised weights of a population, with all that is estimated from weights and genealogy.
+
+    Attributes:
+        log_weights: normalised.
+        log_mean: log of the mean of the unnormalised weights.
+        assessment: quality and grade.
+        num_nonfinite: weights that were NaN or +inf, over all stages.
+        eves: index of each particle's ancestor in an early generation.
+        survivors: latent → effective number of its surviving draws.
+    """
 
     log_weights: Float[Array, "*datasets particles"]
     log_mean: Float[Array, "*datasets"]
@@ -154,7 +199,7 @@ def analyse_weights(
     eves: Int[Array, " particles"] | None = None,
     survivors: Mapping[str, Float[Array, "*time"]] | None = None,
 ) -> WeightAnalysis:
-    """Normalise and assess one population; jittable. For arguments see `make_posterior`."""
+    """Normalise and assess the weights of one population; jittable. Args as `make_posterior`."""
     if eves is None and ancestors is not None:
         eves = eve_indices(ancestors)
     log_normalised, log_mean = normalise(log_weights)
@@ -162,22 +207,16 @@ def analyse_weights(
         survivors = {ANY_LATENT: jnp.min(surviving_draws(ancestors, log_normalised))}
     if log_evidence_se is None and eves is not None:
         log_evidence_se = genealogical_se(log_weights, eves)
-    found = assess(
+    assessment = assess(
         log_weights,
         log_evidence_se,
         num_nonfinite=num_nonfinite,
         ess_by_stage=ess_by_stage,
         survivors=survivors or {},
     )
-    _, broken = drop_nonfinite(log_weights)
-    total = num_nonfinite + broken.astype(jnp.int32)
-    return WeightAnalysis(log_normalised, log_mean, found, total, eves, dict(survivors or {}))
-
-
-def split(survivors: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
-    """Survivors of the latents outside of time, and of series."""
-    of_draws = [left for left in survivors.values() if left.ndim == 0]
-    return of_draws, [left for left in survivors.values() if left.ndim > 0]
+    _, num_dropped = drop_nonfinite(log_weights)
+    total = num_nonfinite + num_dropped.astype(jnp.int32)
+    return WeightAnalysis(log_normalised, log_mean, assessment, total, eves, dict(survivors or {}))
 
 
 @dataclass(frozen=True)
@@ -257,40 +296,33 @@ def grade_reasons(
     num_particles: int,
     survivors: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """What the verdict rests on, in words with numbers."""
+    """Explain a grade: the limits that are violated, or that none is."""
     if measures[0] == 0.0:
-        return (f"All {num_particles} weights are zero: no particle could have made these data.",)
-    said = []
-    for value, limit in zip(measures, LIMITS, strict=True):
-        sign = 1.0 if limit.at == "most" else -1.0
-        for bound, name in ((limit.fair, "fair"), (limit.good, "good")):
-            if not sign * value <= sign * bound:
-                side = "above" if limit.at == "most" else "below"
-                said.append(
-                    f"The {limit.name} is {value:.3g}, {side} the {bound:g} that is needed to be "
-                    f"{name}: {limit.meaning}{_where(limit, survivors)}."
-                )
-                break
-    if not said:
-        said.append(
-            f"All within the limits: effective sample size {measures[0]:.0f} of {num_particles}, "
-            f"Pareto k̂ {measures[2]:.2f}, standard error of the log evidence {measures[3]:.2g}."
-        )
-    return tuple(said)
+        return (f"All {num_particles} weights are zero: no particle can explain these data.",)
+    checks = (
+        limit.check(value, _affected(limit, survivors))
+        for value, limit in zip(measures, LIMITS, strict=True)
+    )
+    violations = tuple(reason for grade, reason in checks if grade > 0)
+    return violations or (
+        f"All measures are within the limits: effective sample size {measures[0]:.0f} of "
+        f"{num_particles}, Pareto k̂ {measures[2]:.2f}, standard error of the log evidence "
+        f"{measures[3]:.2g}.",
+    )
 
 
-def _where(limit: Limit, survivors: Mapping[str, np.ndarray]) -> str:
-    """Which latents a lack of survivors is about; of a series, which steps."""
-    if limit is LIMITS[-2]:
-        few = [name for name, left in survivors.items() if left.ndim == 0 and left < limit.good]
-        return f" ({', '.join(few)})" if few else ""
-    if limit is not LIMITS[-1]:
+def _affected(limit: Limit, survivors: Mapping[str, np.ndarray]) -> str:
+    """Name the latents, or the steps of a series, that have too few surviving draws."""
+    if limit is _SURVIVING_DRAWS:
+        names = [name for name, n in survivors.items() if n.ndim == 0 and n < limit.good]
+        return f" ({', '.join(names)})" if names else ""
+    if limit is not _SURVIVING_TRAJECTORIES:
         return ""
     parts = []
-    for name, left in survivors.items():
-        if left.ndim and np.any(left < limit.good):
-            steps = np.flatnonzero(left < limit.good)
+    for name, number in survivors.items():
+        if number.ndim and np.any(number < limit.good):
+            steps = np.flatnonzero(number < limit.good)
             parts.append(f"steps {steps[0]} to {steps[-1]} of {name}")
     if not parts:
         return ""
-    return f" ({', '.join(parts)}). Filtered marginals and last states do not depend on it"
+    return f" ({', '.join(parts)}). Filtered marginals and last states are not affected"

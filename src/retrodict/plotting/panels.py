@@ -76,16 +76,23 @@ class BarPanel:
         axes.bar(support, probabilities, color=POSTERIOR_COLOUR, label="posterior")
         first, last = central_interval(values.astype(float), weights, 0.998)
         if self.prior is not None:
-            low, high = central_interval(self.prior.astype(float), np.ones(len(self.prior)), 0.9)
-            margin = max(last - first, 4.0)
-            first, last = max(min(first, low), first - margin), min(max(last, high), last + margin)
-            support, counts = np.unique(self.prior, return_counts=True)
-            probabilities = counts / len(self.prior)
-            style: dict[str, Any] = {"fill": False, "ec": PRIOR_COLOUR, "ls": "--", "lw": 1.2}
-            axes.bar(support, probabilities, label="prior", **style)
+            first, last = self._draw_prior(axes, self.prior, first, last)
         axes.set_xlim(first - 0.6, last + 0.6)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("probability", fontsize=8)
+
+    def _draw_prior(
+        self, axes: Axes, prior: Array, first: float, last: float
+    ) -> tuple[float, float]:
+        """Draw the prior and return the first and last value to show."""
+        support, counts = np.unique(prior, return_counts=True)
+        probabilities = counts / len(prior)
+        axes.bar(
+            support, probabilities, fill=False, ec=PRIOR_COLOUR, ls="--", lw=1.2, label="prior"
+        )
+        low, high = central_interval(prior.astype(float), np.ones(len(prior)), 0.9)
+        margin = max(last - first, 4.0)
+        return max(min(first, low), first - margin), min(max(last, high), last + margin)
 
 
 class IntervalPanel:

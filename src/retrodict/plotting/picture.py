@@ -71,7 +71,7 @@ class Picture:
 
     def to_png(self) -> bytes:
         """Return the picture as the content of a PNG file."""
-        # Importing matplotlib takes a second, so that only PNG output should import it.
+        # Importing matplotlib takes a second, and only PNG output needs it.
         from retrodict.plotting.diagram.png import png_bytes
 
         return png_bytes(self.diagram, self.layout)

@@ -1,6 +1,6 @@
 """Figures of a posterior: marginals, pairs, filtered series or the particles' ancestry.
 
-Figures are created without pyplot, so that none is shown and no global state remains.
+Figures are created without pyplot, which would keep them in global state and may display them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from retrodict._xla.linalg import cholesky, inverse_of_lower
+from retrodict._xla.linalg import cholesky, invert_lower_triangular
 from retrodict.estimators.analytic.bit_sums import Effects, Waves
 from retrodict.estimators.coordinates import Latent, blocks, table
 from retrodict.estimators.guide_inputs import MOST_CHANNELS, Expected
@@ -535,7 +535,7 @@ def _solved(line: _Line, spread: Float[Array, "*copies coordinates"], order: np.
     reverse = order[::-1]
     lower = cholesky(precision[..., reverse, :][..., reverse])
     white = jnp.swapaxes(lower[..., ::-1, ::-1], -1, -2)
-    root = inverse_of_lower(white)
+    root = invert_lower_triangular(white)
     step = jnp.einsum("...ij,...kj,...k->...i", root, root, gradient[..., order])
     centre = line.centre + spread * step[..., np.argsort(order)]
     scale = spread[..., order]

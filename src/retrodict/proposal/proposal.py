@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from retrodict._xla.batch_last import sum_of_all
+from retrodict._xla.batch_last import sum_all
 from retrodict._xla.repeated_eqns import FEWEST
 from retrodict._xla.scan import scan
 from retrodict.estimators.conditional import MADE, ConditionalMADE, Network
@@ -225,7 +225,7 @@ class Proposal:
             return self._draw_own(rng_key, factor.latents, values)
         noise = self.noise(networks, rng_key, factor)
         drawn, log_q = self.draw_copies(networks, noise, factor, values)
-        return drawn, sum_of_all(log_q)
+        return drawn, sum_all(log_q)
 
     def noise(
         self,
@@ -413,7 +413,7 @@ class Proposal:
                 networks, noise, assembly, known, (jnp.array(0),), now, expected
             )
             known_here |= _one_step(assembly, x, sites)
-            log_q = log_q + sum_of_all(factor_log_q)
+            log_q = log_q + sum_all(factor_log_q)
         keys = {name: chance[name] for name in stage.own}
         carry, found = program.step(None, stage.scan, outer, time, carry, known_here, keys=keys)
         latents = {n: v for n, v in found.values.items() if not sites[n].observed}

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from retrodict._xla.batch_last import total
-from retrodict._xla.linalg import cholesky, inverse_of_lower
+from retrodict._xla.batch_last import sum_features
+from retrodict._xla.linalg import cholesky, invert_lower_triangular
 from retrodict.estimators.analytic.bit_sums import (
     Waves,
     blocks_of,
@@ -123,7 +123,7 @@ class Normal:
         scale = 1 / jnp.sqrt(jnp.where(sound[..., None], diagonal, 1.0))
         unit = precision * scale[..., :, None] * scale[..., None, :]
         lower = cholesky(unit)
-        left = inverse_of_lower(lower)
+        left = invert_lower_triangular(lower)
         root = jnp.swapaxes(left, -1, -2) * scale[..., :, None]
         white = jnp.swapaxes(lower, -1, -2) / scale[..., None, :]
         centre = start
@@ -147,7 +147,7 @@ class Normal:
         noise = _times(parameters.white, row - parameters.centre)
         noise = jnp.clip(noise, -1e9, 1e9)  # squares stay finite
         number = row.shape[0]
-        density: Array = -0.5 * total(noise**2) - number * 0.5 * np.log(2 * np.pi)
+        density: Array = -0.5 * sum_features(noise**2) - number * 0.5 * np.log(2 * np.pi)
         for d in range(number):
             density = density + jnp.log(jnp.abs(parameters.white[d, d]))
         return density
@@ -212,7 +212,7 @@ class Finite:
         places = along_first(np.arange(len(self.states)), parameters)
         chosen = jnp.max(jnp.where(places == place, parameters, -jnp.inf), 0)
         most = jnp.max(parameters, 0)
-        return chosen - most - jnp.log(total(jnp.exp(parameters - most)))
+        return chosen - most - jnp.log(sum_features(jnp.exp(parameters - most)))
 
 
 def _ends(weights: Array) -> Array:

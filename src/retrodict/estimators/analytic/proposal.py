@@ -11,7 +11,7 @@ from jax.scipy.special import ndtri
 from jaxtyping import Array, Float, Key, PyTree
 
 from retrodict._xla import threefry
-from retrodict._xla.batch_last import by_rows, total
+from retrodict._xla.batch_last import batch_last, sum_features
 from retrodict._xla.jit import run_once
 from retrodict.estimators.analytic.families import Chance, Family
 from retrodict.estimators.coordinates import Latent, Values, flatten, table, unflatten
@@ -71,7 +71,7 @@ class Exact(eqx.Module):
 
     def draw(self, encoding: PyTree, noise: "Noise") -> tuple[Values, Float[Array, ""]]:
         """The draw that given noise leads to, and log q of it."""
-        row, log_q = by_rows(self._draw)(self.scaling, (encoding, noise))
+        row, log_q = batch_last(self._draw)(self.scaling, (encoding, noise))
         return unflatten(self.latents, row), log_q
 
     def sample_and_log_prob(
@@ -82,7 +82,7 @@ class Exact(eqx.Module):
 
     def log_prob(self, context: Context, x: Mapping[str, Array]) -> Float[Array, ""]:
         """log q(x | context)."""
-        log_q: Array = by_rows(self._log_prob)(self.scaling, (self.encode(context), self.row(x)))
+        log_q: Array = batch_last(self._log_prob)(self.scaling, (self.encode(context), self.row(x)))
         return log_q
 
     def row(self, x: Mapping[str, Array]) -> Float[Array, " coordinates"]:
@@ -133,6 +133,6 @@ class Exact(eqx.Module):
         z, log_slope = unconstrain(row, c, self._curves)
         u = jnp.abs(z - scaling.centre[:, None]) / scaling.scale[:, None]
         wide = -2 * jnp.log(1 + u) - jnp.log(2 * scaling.scale[:, None]) - log_slope
-        log_q, rest = np.log1p(-self.share) + log_q, np.log(self.share) + total(wide)
+        log_q, rest = np.log1p(-self.share) + log_q, np.log(self.share) + sum_features(wide)
         most = jnp.maximum(log_q, rest)
         return most + jnp.log(1 + jnp.exp(jnp.minimum(log_q, rest) - most))

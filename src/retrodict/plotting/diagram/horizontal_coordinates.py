@@ -36,7 +36,7 @@ def horizontal_coordinates(
     graph: LayeredGraph, order: list[int], size: dict[str, tuple[float, float]]
 ) -> HorizontalCoordinates:
     """Compute horizontal coordinates that respect the order and keep connected items close."""
-    constraints = _Constraints(graph, order, size)
+    constraints = _SeparationConstraints(graph, order, size)
     springs = [*graph.segments, *((i, j, 0.1) for i, j in graph.flat_edges)]
     springs += [(i, j, 0.02) for layer in constraints.layers for i, j in pairwise(layer)]
     sides = list(zip(constraints.left_side, constraints.right_side, strict=True))
@@ -48,7 +48,7 @@ def horizontal_coordinates(
     )
 
 
-class _Constraints:
+class _SeparationConstraints:
     """Least distances between the unknowns: the items' centres, then two sides of every box."""
 
     def __init__(

@@ -36,7 +36,7 @@ class LayeredGraph:
     Items are numbered, first the nodes and then the dummies.
 
     Attributes:
-        boxes: Boxes without crossings that cannot be drawn.
+        boxes: Boxes, after splitting those that admit no contiguous order.
         groups: Groups of crossing boxes.
         names: Names of the nodes.
         layer: Layer of every item.
