@@ -12,7 +12,9 @@ import retrodict as rd
 from oracles import slow_if
 from retrodict.compiled import Compiled
 from retrodict.estimators.encoders import Embedding
-from retrodict.inference.methods import Inference, Plan, first_choice
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Plan
+from retrodict.inference.samplers import first_choice
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -24,7 +24,7 @@ from retrodict.estimators.encoders import Embedding
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Program
 from retrodict.graph.trace import trace
-from retrodict.inference.methods import Plan
+from retrodict.inference.planning import Plan
 from retrodict.inverse.inverse import invert
 from retrodict.proposal.linear_guide import Facts
 from retrodict.proposal.proposal import Proposal

@@ -14,7 +14,7 @@ from exact import kalman, series_loop
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.site_log_densities import Slices
-from retrodict.inference.smc import Engine
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
 from zoo import key
@@ -70,7 +70,7 @@ def prepared(model, steps):
 
 
 def compiled(proposal, threshold, particles=20):
-    return CompiledFunction(Engine(proposal, particles, systematic, threshold).run, FAST_COMPILE)
+    return CompiledFunction(SMC(proposal, particles, systematic, threshold).run, FAST_COMPILE)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_every_particle_has_its_own_ancestors_values():
 def test_evidence_is_unbiased_where_values_are_put_aside():
     proposal, networks, data = prepared(series_loop, 8)
     y = np.array([data[f"y_{t}"] for t in range(8)])
-    engine = Engine(proposal, 200, systematic, 0.5)
+    engine = SMC(proposal, 200, systematic, 0.5)
 
     def evidence(rng_key):
         return engine.run(networks, rng_key, data).population.log_evidence

@@ -15,7 +15,9 @@ import retrodict.demos
 from exact import PUMPS, pumps_exact
 from retrodict.demos.answers import table
 from retrodict.demos.fhmm import lineage
-from retrodict.inference.methods import Inference, Plan, first_choice
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Plan
+from retrodict.inference.samplers import first_choice
 
 SMALL = exact.FactorialHMM(np.array([10.0, 30.0, 40.0]), sd=15.0, initial=0.2, switch=0.1)
 STATES = np.array(list(itertools.product((0, 1), repeat=3)))

@@ -15,7 +15,7 @@ import retrodict as rd
 from exact import kalman, series, series_exact, series_loop
 from oracles import QUICK, SMALL, compiled, data_of, group, repeated, unplanned
 from retrodict.inference.filtering import StreamingFilter
-from retrodict.inference.smc import Engine
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
 from zoo import key
@@ -127,9 +127,9 @@ def bootstrap(model, **kwargs):
 def test_evidence_of_ten_thousand_steps_has_three_decimals():
     y = np.random.default_rng(0).normal(0.3, 1.7, 10_000).astype(np.float32)
     increments = stats.norm.logpdf(y.astype(float), np.float32(0.3), np.float32(1.7))
-    engine = Engine(bootstrap(known_increments), 16, systematic, 0.5)
-    outcome = jax.jit(lambda key, data: engine.run({}, key, data))(key(), {"y": y})
-    assert abs(outcome.population.log_evidence.value() - increments.sum()) < 1e-3
+    sampler = SMC(bootstrap(known_increments), 16, systematic, 0.5)
+    population, _ = jax.jit(lambda key, data: sampler.run({}, key, data))(key(), {"y": y})
+    assert abs(population.log_evidence.value() - increments.sum()) < 1e-3
     # a sum in single precision would not do
     plain = np.cumsum(increments.astype(np.float32), dtype=np.float32)[-1]
     assert abs(plain - increments.sum()) > 1e-3

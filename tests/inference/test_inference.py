@@ -22,8 +22,12 @@ from oracles import (
     repeated,
     runs,
 )
-from retrodict.inference import smc
-from retrodict.inference.methods import PLAN_PARTICLES, Inference, Settings
+
+from retrodict.inference import batched_vmap
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import PLAN_PARTICLES, Planner, evidence_program
+from retrodict.inference.samplers import Settings
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from zoo import key
 
@@ -129,7 +133,7 @@ def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
     whole = Inference(model.proposal).one(model.networks, key(5), data, settings)
     each = max(model.proposal.working_bytes(model.networks, s) for s in model.proposal.stages)
     assert each > 0
-    monkeypatch.setattr(smc, "WORKING_BYTES", 17 * each)
+    monkeypatch.setattr(batched_vmap, "WORKING_BYTES", 17 * each)
     inference = Inference(model.proposal)
     apart = inference.one(model.networks, key(5), data, settings)
     for site, values in whole.samples.items():
@@ -159,7 +163,7 @@ def test_planning_runs_the_methods_themselves(method, threshold):
     inference = Inference(model.proposal)
     own = Settings(PLAN_PARTICLES, method, ess_threshold=threshold)
     expected = inference.one(model.networks, key(3), data, own).log_evidence
-    found = inference._evidence("smc", PLAN_PARTICLES)(
+    found = evidence_program(model.proposal, "smc", PLAN_PARTICLES)(
         model.networks, jnp.asarray(threshold), key(3)[None], {n: v[None] for n, v in data.items()}
     )
     assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
@@ -172,14 +176,14 @@ def test_densities_counted_at_once_are_those_counted_by_stage():
     model = compiled("rates")
     data = {site: jnp.asarray(value) for site, value in data_of("rates").items()}
     outcomes = [
-        jax.jit(smc.Engine(model.proposal, 50, systematic, threshold).run)(
+        jax.jit(SMC(model.proposal, 50, systematic, threshold).run)(
             model.networks, key(4), data
         )
         for threshold in (0.0, jnp.asarray(0.0))
     ]
-    assert len(outcomes[0].ess_by_stage) > 1
+    assert len(outcomes[0][1].ess_by_stage) > 1
     for once, staged in zip(
-        *(jax.tree.leaves(o._replace(survivors={})) for o in outcomes), strict=True
+        *(jax.tree.leaves((p, i._replace(survivors={}))) for p, i in outcomes), strict=True
     ):
         np.testing.assert_allclose(once, staged, rtol=1e-4, atol=1e-4)
 
@@ -188,9 +192,9 @@ def test_densities_counted_at_once_are_those_counted_by_stage():
 def test_a_plan_for_a_long_series_takes_fewer_particles():
     short = compiled("series")
     inference = Inference(short.proposal)
-    assert inference._plan_particles(short.networks) == PLAN_PARTICLES
+    assert Planner(short.proposal, short.networks).num_particles == PLAN_PARTICLES
     long = inference.called_with(None, {"steps": 50_000})
-    assert long._plan_particles(short.networks) == 50
+    assert Planner(long.proposal, short.networks).num_particles == 50
 
 
 @group("normal")

@@ -23,7 +23,9 @@ from retrodict import compiled as compiled_module
 from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
 from retrodict.graph.prior_draws import joint_draws
-from retrodict.inference.methods import Inference, Plan, first_choice
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Plan
+from retrodict.inference.samplers import first_choice
 from retrodict.training import gradient_steps, schedule, train
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.progress import Interruption

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.compiled import Compiled
 from retrodict.evaluation.ranks import Rank, limit, looked_at, meaning
-from retrodict.inference.methods import Settings
+from retrodict.inference.samplers import Settings
 from retrodict.training.prior_datasets import simulate_datasets
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import run_often
-from retrodict.errors import DataError
+from retrodict._xla.jit import low_latency_jit
+from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.mcmc_kernels import Moves
 from retrodict.inference.tempered_smc import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.inference.tempered_target import Target
 from retrodict.particles.diagnostics import Limit, TemperingReport
 from retrodict.particles.make_posterior import make_posterior
-from retrodict.particles.population import impossible_sites
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
 from retrodict.proposal.proposal import Networks, Proposal
@@ -91,11 +90,11 @@ class Rescuer:
 
     @cached_property
     def _draw(self) -> Callable[..., Pool]:
-        return run_often(self.temperer.draw)
+        return low_latency_jit(self.temperer.draw)
 
     @cached_property
     def _climb(self) -> Callable[..., Climb]:
-        return run_often(self.temperer.climb)
+        return low_latency_jit(self.temperer.climb)
 
     @cached_property
     def _complete(self) -> Callable[..., dict[str, Array]]:
@@ -106,7 +105,7 @@ class Rescuer:
             particles = climb.walkers.particle
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 
-        return run_often(complete)
+        return low_latency_jit(complete)
 
     def __call__(
         self,
@@ -182,10 +181,8 @@ class Rescuer:
 
         by_site = jax.jit(jax.vmap(densities))(pool.walkers.particle)
         seen = {name: bool(np.isfinite(np.asarray(d)).any()) for name, d in by_site.items()}
-        raise DataError(
-            f"none of {len(possible)} draws from networks and prior makes these sites possible: "
-            f"{impossible_sites(seen)}. Check that their values can come from the model"
-        )
+        failure = f"none of {len(possible)} draws from networks and prior fits the data"
+        raise ImpossibleData(failure, seen)
 
 
 class Findings(NamedTuple):

@@ -1,6 +1,6 @@
 """A population of weighted particles, and how its weights change."""
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,8 +41,8 @@ class Population(NamedTuple, Generic[ParticleValues]):
 
     def with_values(self, values: NewValues) -> "Population[NewValues]":
         """The same weights and genealogy with other values."""
-        changed: Any = self._replace(values=values)  # type: ignore[arg-type]
-        return changed
+        replaced: Population[NewValues] = self._replace(values=values)  # type: ignore[arg-type, assignment]
+        return replaced
 
 
 def initial_population(num_particles: int) -> Population[dict[str, Array]]:
