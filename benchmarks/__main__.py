@@ -20,32 +20,32 @@ from benchmarks.report import note
 
 FOLDER = Path(__file__).parent
 TITLES = {
-    "newdata": "A new data set",
-    "compiling": "Compiling",
+    "newdata": "Inference on a new data set",
+    "compiling": "Training",
     "filtering": "Filtering",
-    "drawing": "Drawing",
-    "growth": "Growth",
-    "rescue": "Rescue",
-    "training": "Training steps",
+    "drawing": "Sampling",
+    "growth": "Scaling",
+    "rescue": "Fallback by tempering",
+    "training": "Gradient steps",
     "resampling": "Resampling",
-    "tracing": "Reading a model",
+    "tracing": "Tracing",
 }
 INTRODUCTION = """\
 # Benchmarks
 
-Where retrodict stands against what one would use instead. Every ratio is of figures taken in one
-run on one machine, the contenders taking turns; peers have virtual environments of their own, made
-by the benchmark in the user's cache folder. A figure is the median over repeats, with the quartiles
-in brackets. Whether a target was reached is decided by the code from what it measured.
+Comparison of retrodict with alternative methods. Both terms of a ratio are measured in one run on
+one machine, with the runs of all methods interleaved. Each peer has its own virtual environment,
+which the benchmark creates in the user's cache folder. A figure is the median over repetitions,
+with the quartiles in brackets. Whether a target is reached is computed from the measurements.
 
 ```sh
 make bench                                # all, quick settings
 python -m benchmarks --full               # all, full settings
-python -m benchmarks newdata filtering    # some; the sections of the others stay
+python -m benchmarks newdata filtering    # selected ones; other sections are kept
 ```
 
-This page is written by `python -m benchmarks`, from the sections in `results/`. The paper's own
-experiments are in [paper](paper/README.md).
+`python -m benchmarks` writes this page from the sections in `results/`. The paper's experiments are
+in [paper](paper/README.md).
 """
 
 

@@ -140,7 +140,7 @@ def against_density(numbers: Sequence[int], repeats: int) -> None:
                     report.spread(times["each"] / times["density each"]),
                 ]
             )
-    print("Draws in units of the time of `log_prob` of as many.")
+    print("Time to sample, relative to the time of `log_prob` for the same number of draws.")
     header = ["latents", "log_prob, ms", "one pass", "a pass for each coordinate", "own contexts"]
     report.table(header, rows)
 
@@ -178,7 +178,7 @@ def against_peers(dimensions: Sequence[int], number: int, repeats: int) -> None:
 
 def compared(times: Mapping[int, Mapping[str, np.ndarray]], components: int) -> None:
     """The table of ours with so many Gaussians for each coordinate."""
-    what = f"{components} Gaussian{'s' * (components > 1)} for each coordinate"
+    what = f"{components} Gaussian{'s' * (components > 1)} per coordinate"
     others = {"MADE, N passes": f"N passes {components}", **{name: name for name in PEERS}}
     ratios = {
         size: {name: taken[key] / taken[f"ours {components}"] for name, key in others.items()}
@@ -189,14 +189,14 @@ def compared(times: Mapping[int, Mapping[str, np.ndarray]], components: int) -> 
         + [report.spread(ratio) for ratio in ratios[size].values()]
         for size, taken in times.items()
     ]
-    print(f"\nOurs with {what}.")
+    print(f"\nretrodict with {what}.")
     report.table(["dimensions", "ours, ms", *(f"{name} / ours" for name in others)], rows)
     at_20 = {name: float(np.median(ratio)) for name, ratio in ratios[20].items()}
-    found = ", ".join(f"{report.short(ratio)} of {name}" for name, ratio in at_20.items())
+    found = ", ".join(f"{report.short(ratio)} ({name})" for name, ratio in at_20.items())
     report.target(
         "at 20 dimensions at least 5 times faster than N passes, flowjax and zuko, "
-        f"ours with {what}",
-        f"times faster: {found}",
+        f"retrodict with {what}",
+        f"speed-up: {found}",
         min(at_20.values()) >= 5,
     )
 

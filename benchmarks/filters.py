@@ -27,9 +27,9 @@ import retrodict as rd
 from benchmarks import report
 from benchmarks.paper.exact import FactorialHMM
 from benchmarks.peers import Peer, environment
-from retrodict._xla.jit import run_often
-from retrodict.demos.answers import reference
+from retrodict._xla.jit import low_latency_jit
 from retrodict.demos.models import POWER, fhmm
+from retrodict.demos.reference_answers import load_reference
 from retrodict.inference.smc import Engine
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
@@ -85,17 +85,17 @@ def linear(noise: float) -> Problem:
 
 def devices() -> Problem:
     """The factorial HMM."""
-    y, known = np.array(reference("fhmm")["y"]), FactorialHMM(POWER)
+    y, known = np.array(load_reference("fhmm")["y"]), FactorialHMM(POWER)
     numbers = {"y": y.tolist(), "power": POWER.tolist(), "noise": known.sd}
     numbers |= {"initial": known.initial, "switch": known.switch}
-    return Problem(fhmm, (), y, numbers, reference("fhmm")["log_evidence"])
+    return Problem(fhmm, (), y, numbers, load_reference("fhmm")["log_evidence"])
 
 
 def ours(proposal: Proposal, networks: Any, y: np.ndarray, num: int, threshold: float) -> Run:
     """Our engine."""
     engine, data = Engine(proposal, num, systematic, threshold), {"y": jnp.asarray(y)}
     # survivors are a diagnostic of `infer`, which neither peer has
-    run = run_often(lambda nets, key: engine.run(nets, key, data)._replace(survivors={}))
+    run = low_latency_jit(lambda nets, key: engine.run(nets, key, data)._replace(survivors={}))
     jax.block_until_ready(run(networks, jax.random.key(0)))
 
     def call(seed: int) -> tuple[float, float]:
@@ -168,5 +168,7 @@ def compiled_for(problem: Problem, seconds: float, **options: Any) -> Any:
         )
     ended = ", ".join(network.stopped for network in made.history.networks.values())
     seconds = time.perf_counter() - begun
-    print(f"\nCompiling `{problem.model.__name__}` took {seconds:.0f} s; training ended: {ended}.")
+    print(
+        f"\nCompiling `{problem.model.__name__}` took {seconds:.0f} s; training stopped: {ended}."
+    )
     return made

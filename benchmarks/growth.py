@@ -29,8 +29,8 @@ from retrodict.demos.models import pumps
 ABOUT = {
     "elements": "pumps in a plate, 10 particles",
     "steps": "steps of a stream, 100 particles, bootstrap",
-    "factors": "factors of a loop written out, 10 particles",
-    "stages": "stages of a loop written out, resampled, 10 particles",
+    "factors": "factors of a loop over sites, 10 particles",
+    "stages": "stages of a loop over sites, with resampling, 10 particles",
     "particles": "particles, regression",
 }
 # A little above one is what caches and memory allocation do to a linear cost.
@@ -96,7 +96,7 @@ def section(kind: str, sizes: Sequence[int], limit: float) -> None:
     said = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
     worst = max(exponents.values())
     report.target(
-        f"nothing grows faster than linearly with {kind} (exponents up to {LINEAR} count as that)",
+        f"at most linear growth with {kind} (exponents up to {LINEAR} count as linear)",
         f"exponents: {said}",
         worst <= LINEAR,
     )
@@ -104,9 +104,9 @@ def section(kind: str, sizes: Sequence[int], limit: float) -> None:
         sizes_of_state = {seen["bytes"] for seen in found.values()}
         grown = max(seen["grown"] for seen in found.values())
         report.target(
-            "streaming is flat in memory",
-            f"the state has {max(sizes_of_state)} bytes throughout, and from the {WARM}th step to "
-            f"the {tried[-1]}th a process's peak grows by {grown:.2f} MB at the most",
+            "streaming uses constant memory",
+            f"the state has {max(sizes_of_state)} bytes throughout, and the peak memory of the "
+            f"process grows by at most {grown:.2f} MB from step {WARM} to step {tried[-1]}",
             len(sizes_of_state) == 1 and grown < FLAT,
         )
 
@@ -186,7 +186,7 @@ def first_answers(repeats: int) -> None:
         calls = {"without": lambda _: start({}), "with": lambda _: start(cache)}
         calls["with"](0)
         found = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
-    print("\nThe first answer of a saved model, 1 000 particles, after imports.")
+    print("\nFirst inference with a saved model, 1 000 particles, after imports.")
     header = ["JAX's persistent cache", "`load`, s", "first `infer`, s", "both, s"]
     rows = [
         [name, report.spread(r[:, 0]), report.spread(r[:, 1]), report.spread(r.sum(1))]

@@ -101,7 +101,7 @@ def trained_by_sbi(name: str, path: Path, seconds: float) -> tuple[Path, str]:
     with Peer(environment(*SBI), script, "train", str(path), str(seconds), str(saved)) as peer:
         assert peer.process.stdout is not None
         curve = [line.split() for line in peer.process.stdout]
-    return saved, f"sbi trained {float(curve[-1][0]):.0f} s, {len(curve)} epochs"
+    return saved, f"sbi was trained for {float(curve[-1][0]):.0f} s, {len(curve)} epochs"
 
 
 def answers(
@@ -227,11 +227,15 @@ def _many(many: list[list[float]], base: Found) -> None:
     rows = np.array(warm)
     cost = float(np.median(1000 * rows[:, 0] / rows[:, 2]))
     single = 1000 * float(np.median(base.seconds)) / base.mean
-    print(f"`infer_many` over {MANY} data sets from the model, 1 000 particles each:")
-    print(f"{report.spread(rows[:, 0])} s, {report.spread(1e3 * rows[:, 0] / MANY)} ms each")
-    print(f"(cold {cold[0]:.1f} s in all), {report.short(rows[:, 2].mean() / MANY)} effective")
-    print(f"samples each; {report.short(cost)} s for 1 000 effective samples, where one call of")
-    print(f"`infer` for each would take {report.short(single)} s; {rows[0, 3]:.1%} called poor.\n")
+    print(f"`infer_many` on {MANY} data sets simulated from the model, 1 000 particles each:")
+    print(
+        f"{report.spread(rows[:, 0])} s, {report.spread(1e3 * rows[:, 0] / MANY)} ms per data set"
+    )
+    print(f"(cold {cold[0]:.1f} s in total), {report.short(rows[:, 2].mean() / MANY)} effective")
+    print(
+        f"samples per data set; {report.short(cost)} s per 1 000 effective samples, compared with"
+    )
+    print(f"{report.short(single)} s by separate calls of `infer`; {rows[0, 3]:.1%} graded poor.\n")
 
 
 def _verdicts(name: str, found: dict[str, Found], compile_seconds: float) -> None:
@@ -245,19 +249,20 @@ def _verdicts(name: str, found: dict[str, Found], compile_seconds: float) -> Non
             each = cost(found[f"infer, {size}"], found[f"infer, {size}"].seconds)
             ratio, bare = (cost(nuts, seconds) / each for seconds in (nuts.seconds, nuts.bare))
             report.target(
-                "on pumps at least 200 times NUTS's effective samples a second, warm, with "
-                f"{size} particles",
-                f"{report.short(ratio[0])} times by the least over scalars and "
-                f"{report.short(ratio[1])} by their mean, with the warm-up that a new data set "
-                f"needs; {report.short(bare[0])} and {report.short(bare[1])} without",
+                "on pumps at least 200 times as many effective samples per second as NUTS, warm, "
+                f"with {size} particles",
+                f"{report.short(ratio[0])} times by the minimum over scalars and "
+                f"{report.short(ratio[1])} times by their mean, including the warm-up that a new "
+                f"data set needs; {report.short(bare[0])} and {report.short(bare[1])} without it",
                 bool(min(ratio) >= 200),
             )
     others = {label: of for label, of in found.items() if not label.startswith("infer")}
     ratios = {label: float(np.nanmin(cost(of, of.seconds) / own)) for label, of in others.items()}
     nearest = min(ratios, key=ratios.__getitem__)
     report.target(
-        f"ahead of every peer on {name}",
-        f"the nearest is {nearest}, {report.short(ratios[nearest])} times dearer",
+        f"faster than every peer on {name}",
+        f"the closest is {nearest}, at {report.short(ratios[nearest])} times the time per "
+        "effective sample",
         ratios[nearest] > 1,
     )
     infer = float(np.median(base.seconds))
@@ -266,9 +271,9 @@ def _verdicts(name: str, found: dict[str, Found], compile_seconds: float) -> Non
     equal = warm_up + bare_seconds * base.mean / nuts.mean
     sets = compile_seconds / (equal - infer)
     print(
-        f"\nCompiling has paid for itself after {np.ceil(sets):.0f} data sets: for as many "
-        f"effective samples as `infer` gives with 1 000 particles, NUTS takes "
-        f"{report.short(1e3 * equal)} ms, of which {report.short(1e3 * warm_up)} ms are warm-up.",
+        f"\nBreak-even after {np.ceil(sets):.0f} data sets: for as many effective samples as "
+        f"`infer` gives with 1 000 particles, NUTS takes {report.short(1e3 * equal)} ms, of which "
+        f"{report.short(1e3 * warm_up)} ms are warm-up.",
         flush=True,
     )
 

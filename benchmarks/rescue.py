@@ -53,7 +53,7 @@ def verdicts(runs: int) -> None:
     head = ["data", "runs", "good", "fair", "poor", "good and wrong", "beyond 4 errors", "seconds"]
     report.table(head, rows)
     report.target(
-        "never a good verdict on a wrong answer", f"{total[3]} of {rows[-1][1]} runs", total[3] == 0
+        "no wrong posterior is graded good", f"{total[3]} of {rows[-1][1]} runs", total[3] == 0
     )
 
 
@@ -87,7 +87,7 @@ def against_nuts(repeats: int) -> None:
         )
     report.table(["", "seconds", "least effective samples", "seconds for 1 000 of them"], lines)
     ratio = float(np.median(needed["NUTS"]) / np.median(needed["ours"]))
-    asked = "rescue on data far outside training at least as fast as NUTS"
+    asked = "tempering on data far outside the training data at least as fast as NUTS"
     report.target(asked, f"NUTS takes {report.short(ratio)} times as long", ratio >= 1)
 
 

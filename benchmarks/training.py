@@ -69,7 +69,7 @@ def against_torch(repeats: int) -> None:
             report.spread(times["theirs"] / times["ours"]),
         ],
     ]
-    print(f"The factorial HMM's network, 4 × 300 units, 41 inputs, batches of {BATCH}.")
+    print(f"Network of the factorial HMM: 4 × 300 units, 41 inputs, batches of {BATCH}.")
     report.table(["", "steps a second", "its time / ours"], rows)
     ratio = float(np.median(times["theirs"] / times["ours"]))
     report.target("1.3 times as fast as PyTorch", f"{report.short(ratio)} times", ratio >= 1.3)

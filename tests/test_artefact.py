@@ -13,6 +13,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import sha256
@@ -765,46 +766,29 @@ def test_unsupported_folder_sync_is_tolerated_and_failed_one_reported(
 def test_concurrent_readers_only_see_complete_files(old: Path) -> None:
     """Two readers run beside two writers."""
     stop = threading.Event()
-    failures: list[BaseException] = []
-    seeds: list[int] = []
 
-    def record_failures(work: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-
-        return run
-
-    def read_repeatedly() -> None:
+    def read_repeatedly() -> set[int]:
+        seeds = set()
         while not stop.is_set():
             header, arrays = read(old)
-            seed, size = header["seed"], 5000 * header["seed"]
-            assert np.array_equal(arrays["w"], content(seed, size)[1]["w"])
-            seeds.append(seed)
+            seed = header["seed"]
+            assert np.array_equal(arrays["w"], content(seed, 5000 * seed)[1]["w"])
+            seeds.add(seed)
+        return seeds
 
-    def write_repeatedly(first: int) -> Callable[[], None]:
-        def work() -> None:
-            for i in range(60):
-                seed = 1 + (first + i) % 9
-                write(old, *content(seed, 5000 * seed))
+    def write_repeatedly(first: int) -> None:
+        for i in range(60):
+            seed = 1 + (first + i) % 9
+            write(old, *content(seed, 5000 * seed))
 
-        return work
-
-    readers = [threading.Thread(target=record_failures(read_repeatedly)) for _ in range(2)]
-    writers = [
-        threading.Thread(target=record_failures(write_repeatedly(first))) for first in (0, 4)
-    ]
-    for thread in readers + writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    stop.set()
-    for thread in readers:
-        thread.join()
-    assert failures == []
-    assert len(set(seeds)) > 3
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read_repeatedly) for _ in range(2)]
+        writers = [pool.submit(write_repeatedly, first) for first in (0, 4)]
+        wait(writers)
+        stop.set()
+    for writer in writers:
+        writer.result()
+    assert len(set().union(*(reader.result() for reader in readers))) > 3
     assert [entry.name for entry in old.parent.iterdir()] == [old.name]
 
 

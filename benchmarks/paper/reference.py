@@ -1,4 +1,4 @@
-"""Make the data and exact answers of the demonstrations: `python -m benchmarks.paper.reference`."""
+"""Write the demonstrations' data and exact answers: `python -m benchmarks.paper.reference`."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper import bound, exact
+from benchmarks.paper import exact, optimal_filter
 from retrodict import demos
 from retrodict.demos.fhmm import PARTICLES, RUNS
 from retrodict.demos.models import POWER
@@ -18,33 +18,33 @@ FAILURES = [5, 1, 5, 14, 3, 19, 1, 1, 4, 22]
 
 
 def pumps() -> dict[str, Any]:
-    """Times, failures, and what they say of alpha and beta."""
-    found = exact.pumps(np.array(TIMES), np.array(FAILURES))
-    return {"t": TIMES, "y": FAILURES, **_plain(found)}
+    """Data of the ten pumps and the exact posterior of alpha and beta."""
+    posterior = exact.pumps(np.array(TIMES), np.array(FAILURES))
+    return {"t": TIMES, "y": FAILURES, **_to_json(posterior)}
 
 
-def curves(rng: np.random.Generator) -> dict[str, Any]:
-    """Data sets of ten points from the regression model."""
+def simulate_regression(rng: np.random.Generator) -> dict[str, Any]:
+    """Simulate a data set of ten points, and solve it."""
     w = rng.laplace(scale=10.0 ** (1 - np.arange(3)))
     z = np.round(rng.uniform(-10, 10, 10), 3)
     t = np.round(w[0] + w[1] * z + w[2] * z**2 + rng.standard_t(4, 10), 3)
-    return {"z": z.tolist(), "t": t.tolist(), **_plain(exact.regression(z, t))}
+    return {"z": z.tolist(), "t": t.tolist(), **_to_json(exact.regression(z, t))}
 
 
-def series(rng: np.random.Generator, steps: int = 30) -> np.ndarray:
-    """Meter readings from the factorial HMM."""
+def simulate_meter(rng: np.random.Generator, steps: int = 30) -> np.ndarray:
+    """Simulate meter readings from the factorial HMM."""
     x = rng.uniform(size=len(POWER)) < 0.1
-    found = []
+    readings = []
     for _ in range(steps):
-        found.append(POWER @ x + 20 * rng.standard_normal())
+        readings.append(POWER @ x + 20 * rng.standard_normal())
         x = x ^ (rng.uniform(size=len(POWER)) < 0.05)
-    return np.round(found, 1)
+    return np.round(readings, 1)
 
 
 def fhmm(rng: np.random.Generator) -> dict[str, Any]:
-    """One series, its evidence, and runs of a filter with the optimal proposal."""
-    y, model = series(rng), exact.FactorialHMM(POWER)
-    runs = [bound.run(rng, model, y, PARTICLES) for _ in range(RUNS)]
+    """Simulate a series; give its evidence and runs of a filter with the optimal proposal."""
+    y, model = simulate_meter(rng), exact.FactorialHMM(POWER)
+    runs = [optimal_filter.run_filter(rng, model, y, PARTICLES) for _ in range(RUNS)]
     ancestors = np.stack([run.ancestors for run in runs]).astype(np.uint8)
     return {
         "y": y.tolist(),
@@ -57,24 +57,24 @@ def fhmm(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def _plain(answer: exact.Answer) -> dict[str, Any]:
+def _to_json(posterior: exact.ExactPosterior) -> dict[str, Any]:
     return {
-        "log_evidence": answer.log_evidence,
-        "mean": answer.mean.tolist(),
-        "sd": answer.sd.tolist(),
+        "log_evidence": posterior.log_evidence,
+        "mean": posterior.mean.tolist(),
+        "sd": posterior.sd.tolist(),
     }
 
 
 def main() -> None:
     """Write the file that comes with the package."""
     rng = np.random.default_rng(2016)
-    found = {
+    references = {
         "pumps": pumps(),
-        "regression": {"sets": [curves(rng) for _ in range(4)]},
+        "regression": {"sets": [simulate_regression(rng) for _ in range(4)]},
         "fhmm": fhmm(rng),
     }
     path = Path(demos.__file__).with_name("reference.json")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(references, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path.name}")
 
 

@@ -17,6 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from retrodict import artefact
 from retrodict.estimators.conditional import MADE, Network
@@ -30,8 +31,6 @@ from retrodict.proposal.linear_guide import Facts
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
 from retrodict.training.rejections import RejectionCounts
-
-Array = np.ndarray[Any, Any]
 
 _HEADER_KEYS = {
     *("model", "model_args", "model_kwargs", "graph", "method"),
@@ -70,7 +69,7 @@ def write_model(
     model's function.
     """
     program = parts.proposal.graph.program
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     header = {
         "model": dict(origin or _origin(program.model)),
         "model_args": _encode_argument(list(program.args), "model_args", arrays),
@@ -124,7 +123,7 @@ def read_model(path: str | Path, model: Callable[..., Any]) -> CompiledParts:
 
 def _trace(
     header: Mapping[str, Any],
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, NDArray[Any]],
     model: Callable[..., Any],
     path: str | Path,
 ) -> Graph:
@@ -219,7 +218,7 @@ def _origin(model: Callable[..., Any]) -> dict[str, str | None]:
     }
 
 
-def _encode_argument(value: Any, where: str, arrays: dict[str, Array]) -> Any:
+def _encode_argument(value: Any, where: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """Encode an argument of the model as JSON; its arrays are added to `arrays`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -242,7 +241,7 @@ def _encode_argument(value: Any, where: str, arrays: dict[str, Array]) -> Any:
     )
 
 
-def _decode_argument(value: Any, arrays: Mapping[str, Array]) -> Any:
+def _decode_argument(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if isinstance(value, list):
         return [_decode_argument(item, arrays) for item in value]
     if isinstance(value, dict):
@@ -257,13 +256,15 @@ def _decode_argument(value: Any, arrays: Mapping[str, Array]) -> Any:
     return value
 
 
-def _named_weights(network: Network) -> dict[str, Array]:
+def _named_weights(network: Network) -> dict[str, NDArray[Any]]:
     """Return the network's arrays, named by their paths in its pytree."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
     return {jax.tree_util.keystr(key_path): np.asarray(leaf) for key_path, leaf in leaves}
 
 
-def _set_weights(network: Network, weights: Mapping[str, Array], path: str | Path) -> Network:
+def _set_weights(
+    network: Network, weights: Mapping[str, NDArray[Any]], path: str | Path
+) -> Network:
     """Return the network with its arrays replaced by those of the file."""
     untrained, static = eqx.partition(network, eqx.is_array)
     leaves, tree = jax.tree_util.tree_flatten_with_path(untrained)

@@ -1,4 +1,4 @@
-"""The command line: every command with good and bad input, its output, files and exit status."""
+"""The command line: output, files and exit status of every command, for valid and invalid input."""
 
 import json
 import os
@@ -43,8 +43,8 @@ def other():
     numpyro.sample("z", dist.Normal(0.0, 1.0))
 
 
-def talker():
-    print("this is no answer")
+def printing():
+    print("printed by the model")
     normal()
 
 
@@ -56,56 +56,57 @@ DATA = {"y": [0.5, 1.5, 2.5, 0.0]}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with models, data, and one artefact that the command line made."""
-    made = tmp_path_factory.mktemp("cli")
-    (made / "model.py").write_text(MODEL)
-    (made / "syntax.py").write_text("def normal(:\n")
-    (made / "needs.py").write_text("import os\nimport no_such_module\n")
-    (made / "exits.py").write_text("raise SystemExit(0)\n")
-    (made / "data.json").write_text(json.dumps(DATA))
-    (made / "short.json").write_text('{"y": [1, 2]}')
-    (made / "null.json").write_text('{"y": [1, 2, null, 4]}')
+    """A folder with models, data, and an artefact compiled by the command line."""
+    path = tmp_path_factory.mktemp("cli")
+    (path / "model.py").write_text(MODEL)
+    (path / "syntax.py").write_text("def normal(:\n")
+    (path / "needs.py").write_text("import os\nimport no_such_module\n")
+    (path / "exits.py").write_text("raise SystemExit(0)\n")
+    (path / "data.json").write_text(json.dumps(DATA))
+    (path / "short.json").write_text('{"y": [1, 2]}')
+    (path / "null.json").write_text('{"y": [1, 2, null, 4]}')
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made)
+        patch.chdir(path)
         patch.setattr(sys, "path", [*sys.path])
         call = ["compile", "model.py:normal", "--observed", "y", "-o", "normal.rd", *SMALL]
-        assert main.main(call) == 0
-    whole = (made / "normal.rd").read_bytes()
-    (made / "damaged.rd").write_bytes(whole[:-100])
-    return made
+        assert main(call) == 0
+    content = (path / "normal.rd").read_bytes()
+    (path / "damaged.rd").write_bytes(content[:-100])
+    return path
 
 
 @pytest.fixture(autouse=True)
-def here(folder, monkeypatch):
+def run_in_folder(folder, monkeypatch):
+    """Run each test in the folder, and remove the modules that it imports from there."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    known = set(sys.modules)
+    modules = set(sys.modules)
     yield
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - modules:
         if getattr(sys.modules[name], "__file__", None) and str(folder) in sys.modules[name].__file__:  # fmt: skip  # noqa: E501
             del sys.modules[name]
 
 
 def run(capsys, *arguments):
     capsys.readouterr()
-    status = main.main(arguments)
+    status = main(arguments)
     out, err = capsys.readouterr()
     return status, out, err
 
 
-def refused(capsys, *arguments):
-    """The one line that a refused command leaves on standard error."""
+def input_error(capsys, *arguments):
+    """Run a command that fails with exit status 2, and return its line on standard error."""
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("retrodict: error: ") and err.count("\n") == 1, err
     return err
 
 
-def test_graph_tells_and_draws(capsys):
+def test_graph_prints_the_structure_and_draws_it(capsys):
     status, out, err = run(
         capsys, "graph", "model.py:normal", "--observed", "y", "--kwargs", '{"n": 7}', "-o", "g.svg"
     )
-    assert (status, err) == (0, "retrodict: drawn to g.svg\n")
+    assert (status, err) == (0, "retrodict: wrote the picture g.svg\n")
     assert "y   observed  Normal [7] in n" in out
     assert "mu given y" in out
     picture = Path("g.svg").read_text()
@@ -114,21 +115,22 @@ def test_graph_tells_and_draws(capsys):
         capsys, "graph", "model.py:normal", "--observed", "y", "--inverse", "blanket",
         "-o", "i.dot", "--json", "--quiet",
     )  # fmt: skip
-    found = json.loads(out)
-    assert found["inverse"] == "blanket"
-    assert found["edges"] == [["mu", "y"]]
-    assert found["factors"][0] == {
+    record = json.loads(out)
+    assert record["inverse"] == "blanket"
+    assert record["edges"] == [["mu", "y"]]
+    assert record["factors"][0] == {
         "latents": ["mu"], "context": ["y"], "plates": [], "time": False, "network": "mu | y"
     }  # fmt: skip
     assert "φ" in Path("i.dot").read_text()
 
 
-def test_infer_answers_in_every_form(capsys):
+def test_infer_gives_the_same_posterior_in_every_format(capsys):
     status, out, err = run(capsys, "infer", "normal.rd", "data.json", "-o", "posterior.nc")
     assert "mu" in out and "log evidence" in out and "of 1000 particles" in out
     trust = out.split("trust")[1].split()[0]
     assert status == (1 if trust == "poor" else 0)
-    assert "the model is model.py:normal" in err and "written to posterior.nc" in err
+    assert "using the model model.py:normal" in err
+    assert "wrote the posterior to posterior.nc" in err
     groups = {g: xarray.open_dataset("posterior.nc", group=g) for g in ("posterior", "sample_stats", "observed_data")}  # fmt: skip  # noqa: E501
     assert groups["posterior"]["mu"].shape == (1, 1000)
     assert groups["sample_stats"].attrs["trust"] == trust
@@ -136,20 +138,20 @@ def test_infer_answers_in_every_form(capsys):
     assert groups["observed_data"]["y"].dims == ("n",)
     assert arviz.from_netcdf("posterior.nc")["posterior"]["mu"].shape == (1, 1000)
 
-    same, out, _ = run(capsys, "infer", "normal.rd", "data.json", "-o", "s.json", "--json")
-    found = json.loads(out)
-    assert found == json.loads(Path("s.json").read_text())
-    assert (same, found["trust"], found["num_particles"]) == (status, trust, 1000)
-    # conjugate: mean (1/4 + Σy / 2.25) / (1/4 + 4 / 2.25)
-    exact = (1 / 4 + sum(DATA["y"]) / 2.25) / (1 / 4 + 4 / 2.25)
-    row = found["summary"]["mu"]
-    assert abs(row["mean"] - exact) < 5 * row["mcse_mean"]
+    json_status, out, _ = run(capsys, "infer", "normal.rd", "data.json", "-o", "s.json", "--json")
+    record = json.loads(out)
+    assert record == json.loads(Path("s.json").read_text())
+    assert (json_status, record["trust"], record["num_particles"]) == (status, trust, 1000)
+    # The model is conjugate.
+    exact_mean = (1 / 4 + sum(DATA["y"]) / 2.25) / (1 / 4 + 4 / 2.25)
+    row = record["summary"]["mu"]
+    assert abs(row["mean"] - exact_mean) < 5 * row["mcse_mean"]
     stats = groups["sample_stats"]
-    assert found["log_evidence"] == pytest.approx(float(stats["log_evidence"]), abs=1e-5)
+    assert record["log_evidence"] == pytest.approx(float(stats["log_evidence"]), abs=1e-5)
 
 
-def test_arviz_1_gives_a_tree(tmp_path):
-    """From 1.0 on `to_arviz` gives xarray's DataTree; the file is the same."""
+def test_posterior_as_data_tree_is_written(tmp_path):
+    """From ArviZ 1.0 on, `to_arviz` returns xarray's DataTree; the file is the same."""
     tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"mu": ("draw", [1.0, 2.0])})})
     stub = types.SimpleNamespace(batched=False, to_arviz=lambda: tree)
     write_posterior(tmp_path / "p.nc", stub)
@@ -157,46 +159,51 @@ def test_arviz_1_gives_a_tree(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["p.nc"]
 
 
-def test_several_data_sets_another_size_and_a_figure(capsys):
+def test_infer_several_data_sets_of_another_size(capsys):
     np.savez("many.npz", y=np.array([[0.0, 1.0], [2.0, 3.0], [8.0, 9.0]]))
     size = ("--kwargs", '{"n": 2}', "--particles", "20")
     status, out, _ = run(capsys, "infer", "normal.rd", "many.npz", *size, "-o", "many.csv")
-    # 30 effective particles are the fewest that can be fair
+    # "fair" needs an effective sample size of at least 30.
     assert status == 1 and "data set" in out and "trust  3 poor" in out
     table = pd.read_csv("many.csv")
     assert table["dataset"].tolist() == [0, 1, 2] and set(table["parameter"]) == {"mu"}
     assert table["mean"].is_monotonic_increasing
     status, out, _ = run(capsys, "infer", "normal.rd", "many.npz", *size, "-o", "many.nc", "--json")
-    found = json.loads(out)["datasets"]
-    assert [one["num_particles"] for one in found] == [20, 20, 20]
+    records = json.loads(out)["datasets"]
+    assert [record["num_particles"] for record in records] == [20, 20, 20]
     stats = xarray.open_dataset("many.nc", group="sample_stats")
-    assert stats["trust"].values.tolist() == [one["trust"] for one in found]
+    assert stats["trust"].values.tolist() == [record["trust"] for record in records]
     assert xarray.open_dataset("many.nc", group="posterior")["mu"].shape == (3, 1, 20)
-    assert "--plot draws one data set" in refused(
+    assert "--plot draws one data set" in input_error(
         capsys, "infer", "normal.rd", "many.npz", *size, "--plot", "x.png"
     )
+
+
+def test_infer_plots_the_posterior(capsys):
     status, _, err = run(capsys, "infer", "normal.rd", "data.json", "--plot", "p.png", "--quiet")
     assert status < 2 and "retrodict:" not in err
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_poor_answer_is_exit_status_1(capsys):
-    """30 effective particles are the fewest that can be fair."""
+def test_untrustworthy_posterior_is_exit_status_1(capsys):
+    """The effective sample size is below 30, the least for "fair"."""
     status, out, _ = run(capsys, "infer", "normal.rd", "data.json", "--particles", "20")
     assert status == 1
-    assert "trust         poor\n  - " in out and "To do better: more --particles" in out
+    assert (
+        "trust         poor\n  - " in out and "To improve the result, use more --particles" in out
+    )
 
 
 COMPILE = "compile --observed y -o x.rd"
 INFER = "infer normal.rd data.json"
-BAD = {
+INVALID_INPUT = {
     "no command": ("", "name a command: graph, compile, infer, check, demo"),
     "unknown command": ("guess", "invalid choice: 'guess'"),
     "missing argument": ("infer normal.rd", "required: data; see retrodict infer --help"),
-    "not a number": (f"{INFER} --particles many", "a whole number from 1, found 'many'"),
-    "no minutes": (f"{COMPILE} model.py:normal --minutes 0", "a number above 0, found '0'"),
+    "not a number": (f"{INFER} --particles many", "a positive integer, found 'many'"),
+    "no minutes": (f"{COMPILE} model.py:normal --minutes 0", "a positive number, found '0'"),
     "no function named": (f"{COMPILE} model.py", "expected file.py:function .* model.py:normal"),
-    "no such file": (f"{COMPILE} modle.py:normal", "modle.py does not exist; there is model.py"),
+    "no model file": (f"{COMPILE} modle.py:normal", "modle.py does not exist; there is model.py"),
     "a folder": (f"{COMPILE} ./:normal", "is not a file"),
     "no such function": (f"{COMPILE} model.py:norml", "'norml'; did you mean 'normal'"),
     "far from any": (f"{COMPILE} model.py:zzz", "no function 'zzz'; it has normal, broken, other"),
@@ -222,7 +229,7 @@ BAD = {
     "no data": ("infer normal.rd no.json", "there is no data file no.json"),
     "data of another shape": ("infer normal.rd short.json", r"\(4,\), found \(2,\).*--kwargs"),
     "null": ("infer normal.rd null.json", r"site 'y': the value at \[2\] is null"),
-    "over the data": (f"{INFER} -o data.json", "the data file itself"),
+    "over the data": (f"{INFER} -o data.json", "data.json is the data file; name"),
     "unknown output": (f"{INFER} -o x.xls", "must end in .nc, .json, .csv, found '.xls'"),
     "output a folder": ("check normal.rd -o folder.html", "it is a folder"),
     "no such method": (f"{INFER} --method divide", "'divide'; for this model there are 'auto'"),
@@ -230,23 +237,23 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "message"), BAD.values(), ids=BAD.keys())
-def test_wrong_input_is_one_line_and_exit_status_2(command, message, capsys, folder):
+@pytest.mark.parametrize(("command", "message"), INVALID_INPUT.values(), ids=INVALID_INPUT.keys())
+def test_invalid_input_is_exit_status_2_and_one_line(command, message, capsys, folder):
     (folder / "folder.html").mkdir(exist_ok=True)
     if "/proc" in command and not Path("/proc").is_dir():
-        pytest.skip("a place that even root cannot write to is needed")
-    said = refused(capsys, *shlex.split(command))
-    assert re.search(message, said), said
+        pytest.skip("needs a path that even root cannot write")
+    error = input_error(capsys, *shlex.split(command))
+    assert re.search(message, error), error
     assert not Path("x.rd").exists()
 
 
-def test_debug_shows_where(capsys):
+def test_debug_prints_the_traceback(capsys):
     status, _, err = run(capsys, "graph", "model.py:zzz", "--observed", "y", "--debug")
     assert status == 2
     assert "Traceback" in err and err.splitlines()[-1].startswith("retrodict: error: model.py has")
 
 
-def test_help_has_examples(capsys):
+def test_help_of_every_command_has_examples(capsys):
     for command in ("", *commands.COMMANDS):
         status, out, _ = run(capsys, *filter(None, [command]), "--help")
         assert status == 0
@@ -256,28 +263,28 @@ def test_help_has_examples(capsys):
     assert status == 0 and out.startswith("retrodict ")
 
 
-def test_an_error_of_ours_is_not_called_the_users(capsys, monkeypatch):
-    def fail(options, say):
+def test_internal_error_is_exit_status_3(capsys, monkeypatch):
+    def fail(options, note):
         raise RuntimeError("lost")
 
     monkeypatch.setitem(commands.COMMANDS, "graph", fail)
     status, out, err = run(capsys, "graph", "model.py:normal", "--observed", "y")
     assert (status, out) == (3, "")
-    assert err == "retrodict: error: this is an error in retrodict; --debug shows where: RuntimeError: lost\n"  # fmt: skip  # noqa: E501
+    assert err == "retrodict: error: error in retrodict (--debug prints the traceback): RuntimeError: lost\n"  # fmt: skip  # noqa: E501
 
 
-def test_interrupted_training_is_saved(capsys, monkeypatch, folder):
-    class Impatient(Interruption):
+def test_interrupted_training_is_saved_and_can_be_resumed(capsys, monkeypatch, folder):
+    class InterruptedAtOnce(Interruption):
         def __enter__(self):
-            entered = super().__enter__()
+            interruption = super().__enter__()
             signal.raise_signal(signal.SIGINT)
-            return entered
+            return interruption
 
-    monkeypatch.setattr(retrodict.compiled, "Interruption", Impatient)
+    monkeypatch.setattr(retrodict.compiled, "Interruption", InterruptedAtOnce)
     call = ("model.py:normal", "--observed", "y", *SMALL[:-1], "5000", "-o", "early.rd")
     status, _, err = run(capsys, "compile", *call)
     assert status == 0
-    assert "note: training was interrupted" in err and "saved to early.rd" in err
+    assert "note: training was interrupted" in err and "saved the compiled model to early.rd" in err
     (before,) = artefact.read("early.rd")[0]["history"].values()
     assert before["steps"][-1:] < [5000]
 
@@ -288,59 +295,63 @@ def test_interrupted_training_is_saved(capsys, monkeypatch, folder):
     assert status == 0 and "note" not in err
     (after,) = artefact.read("late.rd")[0]["history"].values()
     assert after["steps"][-1] == (before["steps"] or [0])[-1] + 20
-    assert "keeps --kwargs" in refused(capsys, *again, "-o", "x.rd", "--hidden", "8")
+    assert "--resume does not allow --kwargs" in input_error(
+        capsys, *again, "-o", "x.rd", "--hidden", "8"
+    )
     other = ("compile", "model.py:normal", "--observed", "mu", "--resume", "early.rd")
-    assert "for the data y, not for mu" in refused(capsys, *other, "-o", "x.rd")
+    assert "for the data y, not for mu" in input_error(capsys, *other, "-o", "x.rd")
 
 
-def test_interrupted_before_training_is_exit_status_130(capsys, monkeypatch):
-    def interrupt(options, say):
+def test_interrupted_command_is_exit_status_130(capsys, monkeypatch):
+    def interrupt(options, note):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(commands.COMMANDS, "graph", interrupt)
     status, _, err = run(capsys, "graph", "model.py:normal", "--observed", "y")
-    assert status == 130 and err == "retrodict: error: interrupted, and nothing was written\n"
+    assert status == 130 and err == "retrodict: error: interrupted, nothing was written\n"
 
 
-def test_an_artefact_is_replaced_and_says_so_in_json(capsys, folder):
+def test_compile_replaces_an_artefact_and_prints_json(capsys, folder):
     old = (folder / "normal.rd").read_bytes()
     (folder / "again.rd").write_bytes(old)
     call = ("compile", "model.py:normal", "--observed", "y", *SMALL, "--seed", "1", "--json")
     status, out, _ = run(capsys, *call, "-o", "again.rd")
-    found = json.loads(out)
-    assert status == 0 and found["path"] == "again.rd" and found["plan"]["method"] == "importance"
-    assert found["networks"]["mu | y"]["steps"] == 20 and found["simulated"] > 0
+    record = json.loads(out)
+    assert status == 0 and record["path"] == "again.rd"
+    assert record["plan"]["method"] == "importance"
+    assert record["networks"]["mu | y"]["steps"] == 20 and record["simulated"] > 0
     assert (folder / "again.rd").read_bytes() != old
 
 
-def moved(folder, tmp_path, origin):
-    """A copy of the artefact elsewhere that says its model is somewhere else."""
+def copy_with_origin(folder, tmp_path, origin):
+    """Copy the artefact to another folder and change the recorded origin of its model."""
     header, arrays = artefact.read(folder / "normal.rd")
     header = {k: v for k, v in header.items() if k not in ("format", "versions")}
-    return str(artefact.write(tmp_path / "moved.rd", header | {"model": origin}, arrays))
+    return str(artefact.write(tmp_path / "copy.rd", header | {"model": origin}, arrays))
 
 
-def test_the_artefact_knows_its_model(folder):
+def test_artefact_records_the_origin_of_its_model(folder):
     header, _ = artefact.read(folder / "normal.rd")
     assert header["model"] == {"module": "model", "name": "normal", "file": "model.py"}
 
 
-def test_the_model_is_found_beside_the_artefact(folder, tmp_path, monkeypatch, capsys):
-    path = moved(folder, tmp_path, {"module": "m", "name": "normal", "file": "models/model.py"})
+def test_model_is_found_in_the_folder_of_the_artefact(folder, tmp_path, monkeypatch, capsys):
+    origin = {"module": "m", "name": "normal", "file": "models/model.py"}
+    path = copy_with_origin(folder, tmp_path, origin)
     monkeypatch.chdir(tmp_path)
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    said = refused(capsys, "infer", path, str(folder / "data.json"))
-    for place in ("models/model.py", "../models/model.py", "../model.py", "--model"):
-        assert place in said
+    message = input_error(capsys, "infer", path, str(folder / "data.json"))
+    for text in ("models/model.py", "../models/model.py", "../model.py", "--model"):
+        assert text in message
     (tmp_path / "model.py").write_text(MODEL)
     status, _, err = run(capsys, "infer", path, str(folder / "data.json"))
-    assert status < 2 and "the model is ../model.py:normal" in err
+    assert status < 2 and "using the model ../model.py:normal" in err
 
 
 @pytest.mark.slow
-def test_the_model_is_found_in_a_package(folder, tmp_path, monkeypatch, capsys):
-    """A module with relative imports is imported as one, from where its package is."""
+def test_model_is_found_in_a_package(folder, tmp_path, monkeypatch, capsys):
+    """A module with relative imports is imported as part of its package."""
     package = tmp_path / "src" / "plant"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -348,10 +359,10 @@ def test_the_model_is_found_in_a_package(folder, tmp_path, monkeypatch, capsys):
     text = MODEL.replace("n=4", "n=N").replace("import numpyro\n", "import numpyro\nfrom .sizes import N\n", 1)  # fmt: skip  # noqa: E501
     (package / "models.py").write_text(text)
     origin = {"module": "plant.models", "name": "normal", "file": "src/plant/models.py"}
-    path = moved(folder, tmp_path, origin)
+    path = copy_with_origin(folder, tmp_path, origin)
     monkeypatch.chdir(tmp_path)
     status, _, err = run(capsys, "infer", path, str(folder / "data.json"), "--particles", "100")
-    assert status < 2 and "the model is plant.models:normal" in err
+    assert status < 2 and "using the model plant.models:normal" in err
     monkeypatch.chdir(tmp_path / "src")
     status, out, _ = run(capsys, "graph", "plant.models:normal", "--observed", "y")
     assert status == 0 and "Normal [4]" in out
@@ -360,30 +371,32 @@ def test_the_model_is_found_in_a_package(folder, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("origin", "message"),
     [
-        ({}, "does not say where its model is"),
-        ({"module": "m", "name": "a.<locals>.b", "file": "m.py"}, "does not say where"),
-        ({"module": "__main__", "name": "f", "file": "model.py"}, "say --model model.py:f"),
+        ({}, "does not record where its model is"),
+        ({"module": "m", "name": "a.<locals>.b", "file": "m.py"}, "does not record where"),
+        ({"module": "__main__", "name": "f", "file": "model.py"}, "give --model model.py:f"),
         ({"module": "os", "name": "system", "file": "../../lib/os.py"}, "outside of its folder"),
         ({"module": "os", "name": "system", "file": "/usr/lib/os.py"}, "outside of its folder"),
         ({"module": "os", "name": "system", "file": "os.py"}, "looked for"),
         ({"module": "model", "name": "gone", "file": "model.py"}, "has no function 'gone'"),
     ],
 )  # fmt: skip
-def test_an_artefact_cannot_have_other_code_run(origin, message, folder, tmp_path, capsys):
-    path = moved(folder, tmp_path, origin)
-    assert message in refused(capsys, "infer", path, "data.json")
+def test_artefact_cannot_choose_code_outside_of_its_folder(
+    origin, message, folder, tmp_path, capsys
+):
+    path = copy_with_origin(folder, tmp_path, origin)
+    assert message in input_error(capsys, "infer", path, "data.json")
 
 
-def test_check_reports_and_judges(capsys, monkeypatch):
-    """With a calibration made up here: what is asked of it, and what is made of it."""
-    asked = []
+def test_check_writes_a_report_and_sets_the_exit_status(capsys, monkeypatch):
+    """A stub replaces the calibration; it passes for more than 50 data sets."""
+    calls = []
 
     def calibrate(rng_key, compiled, num_datasets, num_particles):
-        asked.append((num_datasets, num_particles, compiled.graph.observed))
+        calls.append((num_datasets, num_particles, compiled.graph.observed))
         rng = np.random.default_rng(0)
         return types.SimpleNamespace(
             passed=num_datasets > 50,
-            # a lean that 40 data sets are enough to see
+            # Not uniform, as a test on 40 data sets detects.
             ranks={"mu": rng.uniform(size=num_datasets) ** (1 if num_datasets > 50 else 4)},
             ess=np.full(num_datasets, 0.6 * num_particles),
             pareto_k=np.full(num_datasets, 0.1),
@@ -396,54 +409,56 @@ def test_check_reports_and_judges(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "retrodict.evaluation.calibrate", stub)
     status, out, err = run(capsys, "check", "normal.rd", "-o", "report.html")
     assert status == 0
-    assert out.startswith("a table\n") and "These answers can be relied on\n  - " in out
-    assert "reported to report.html" in err
-    assert "These answers can be relied on" in Path("report.html").read_text(encoding="utf-8")
+    assert out.startswith("a table\n") and "These results can be relied on\n  - " in out
+    assert "wrote the report report.html" in err
+    assert "These results can be relied on" in Path("report.html").read_text(encoding="utf-8")
     few = ("--datasets", "40", "--particles", "100")
     status, out, _ = run(capsys, "check", "normal.rd", *few, "--json")
-    found = json.loads(out)
-    assert status == 1 and found["passed"] is False
-    assert found["verdict"] == "Do not rely on these answers" and len(found["reasons"]) == 4
+    record = json.loads(out)
+    assert status == 1 and record["passed"] is False
+    assert record["verdict"] == "Do not rely on these results" and len(record["reasons"]) == 4
     call = ("compile", "model.py:normal", "--observed", "y", *SMALL, "-o", "again.rd", *few)
     status, out, err = run(capsys, *call, "--report", "after.html", "--json")
-    found = json.loads(out)
-    assert status == 1 and found["path"] == "again.rd" and found["passed"] is False
-    assert "Do not rely on these answers" in Path("after.html").read_text(encoding="utf-8")
-    assert asked == [(200, 1000, ("y",)), (40, 100, ("y",)), (40, 100, ("y",))]
+    record = json.loads(out)
+    assert status == 1 and record["path"] == "again.rd" and record["passed"] is False
+    assert "Do not rely on these results" in Path("after.html").read_text(encoding="utf-8")
+    assert calls == [(200, 1000, ("y",)), (40, 100, ("y",)), (40, 100, ("y",))]
 
 
-def test_demo(capsys, monkeypatch, tmp_path):
+def test_demo_runs_the_demonstration_by_name(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "retrodict.demos", None)
-    assert "has no demonstrations" in refused(capsys, "demo")
+    assert "has no demonstrations" in input_error(capsys, "demo")
     calls = []
     stub = types.SimpleNamespace(
         NAMES=("first", "second"), run=lambda *a, **k: calls.append((*a, k))
     )
     monkeypatch.setitem(sys.modules, "retrodict.demos", stub)
-    assert "no demonstration 'third'; there are first, second" in refused(capsys, "demo", "third")
+    assert "no demonstration 'third'; there are first, second" in input_error(
+        capsys, "demo", "third"
+    )
     assert run(capsys, "demo", "-o", str(tmp_path / "new" / "out"))[0] == 0
     assert run(capsys, "demo", "second", "-o", str(tmp_path))[0] == 0
     quiet = {"progress_bar": False, "minutes": None}
     assert calls == [("first", tmp_path / "new" / "out", quiet), ("second", tmp_path, quiet)]
     assert (tmp_path / "new" / "out").is_dir()
     (tmp_path / "file").touch()
-    assert "is not a folder" in refused(capsys, "demo", "-o", str(tmp_path / "file"))
+    assert "is not a folder" in input_error(capsys, "demo", "-o", str(tmp_path / "file"))
 
 
-GRAPH = (sys.executable, "-m", "retrodict", "graph", "model.py:talker", "--observed", "y")
+GRAPH = (sys.executable, "-m", "retrodict", "graph", "model.py:printing", "--observed", "y")
 
 
-def test_from_a_shell():
-    done = subprocess.run([*GRAPH, "--json"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["inverse"] == "faithful"
-    assert set(done.stderr.splitlines()) == {"this is no answer"}
+def test_output_of_the_model_goes_to_standard_error():
+    process = subprocess.run([*GRAPH, "--json"], capture_output=True, text=True, check=False)
+    assert process.returncode == 0
+    assert json.loads(process.stdout)["inverse"] == "faithful"
+    assert set(process.stderr.splitlines()) == {"printed by the model"}
 
 
-def test_a_closed_pipe_is_no_error():
+def test_closed_pipe_is_not_an_error():
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
-        done = subprocess.run(GRAPH, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+        process = subprocess.run(GRAPH, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 0
+    assert "Traceback" not in process.stderr and "Broken" not in process.stderr

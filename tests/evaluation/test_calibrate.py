@@ -1,4 +1,4 @@
-"""Calibration: passes where answers are right, and fails, loudly, where they are not."""
+"""Calibration passes for correct posteriors and fails for wrong ones."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ SMALL = rd.MADE((24,), 3, (16,), Embedding((16,), (16,), 16, 1))
 
 
 def model(y=None):
-    """A continuous latent, and a discrete one for each element of a plate."""
+    """A model with a continuous latent, and a discrete one for each element of a plate."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     with numpyro.plate("n", 3):
         k = numpyro.sample("k", dist.Bernoulli(jax.nn.sigmoid(mu)))
@@ -39,56 +39,56 @@ def compiled(steps=400):
 
 
 @cache
-def checked():
+def calibration():
     return rd.calibrate(zoo.key(1), compiled(), 200, 300)
 
 
-def tampered(by):
-    """The same artefact with all weights disturbed."""
+def disturbed(change):
+    """The compiled model with all weights changed."""
     networks = {}
     for name, network in compiled().networks.items():
         weights, rest = eqx.partition(network, trainable(network))
-        networks[name] = eqx.combine(jax.tree.map(by, weights), rest)
+        networks[name] = eqx.combine(jax.tree.map(change, weights), rest)
     return replace(compiled(), networks=networks)
 
 
-def test_right_answers_pass():
-    found = checked()
-    assert found.passed, found.faults
-    assert set(found.ranks) == {"mu", "k"}
-    assert found.ranks["k"].shape == (200, 3)
-    table = found.summary()
+def test_trained_model_passes():
+    result = calibration()
+    assert result.passed, result.failures
+    assert set(result.ranks) == {"mu", "k"}
+    assert result.ranks["k"].shape == (200, 3)
+    table = result.summary()
     assert table["uniform"].all()
     # Of 200, a share has standard error below 0.036.
     assert table.loc["mu", "coverage 50%"] == pytest.approx(0.5, abs=4 * 0.036)
-    assert str(found).startswith("Passed on 200 data sets, 300 particles")
+    assert str(result).startswith("Passed on 200 data sets, 300 particles")
 
 
-def test_tampered_weights_do_not_pass():
-    found = rd.calibrate(zoo.key(1), tampered(lambda w: 3 * w + 1), 100, 300)
-    assert not found.passed
-    assert "NOT PASSED" in str(found)
+def test_disturbed_weights_fail():
+    result = rd.calibrate(zoo.key(1), disturbed(lambda w: 3 * w + 1), 100, 300)
+    assert not result.passed
+    assert "NOT PASSED" in str(result)
 
 
-def test_networks_that_have_learned_nothing_do_not_pass_by_themselves():
-    found = rd.calibrate(zoo.key(1), compiled(0), 200, 300, weighted=False)
-    assert not found.passed
-    assert any("not uniform" in fault for fault in found.faults)
+def test_untrained_networks_without_weights_fail():
+    result = rd.calibrate(zoo.key(1), compiled(0), 200, 300, weighted=False)
+    assert not result.passed
+    assert any("not uniform" in failure for failure in result.failures)
 
 
-def test_ranks_of_exact_draws_are_uniform_however_few():
-    """Draws from the posterior itself, by rejection in one's head: prior draws without data."""
-    number, particles = 4000, 3
+def test_ranks_of_exact_draws_are_uniform_for_few_draws():
+    """Without data the posterior is the prior, from which both truth and draws are sampled."""
+    num_datasets, num_draws = 4000, 3
     keys = jax.random.split(zoo.key(3), 2)
-    truth = {"x": np.asarray(jax.random.poisson(keys[0], 2.0, (number,)))}
-    drawn = {"x": jax.random.poisson(keys[1], 2.0, (number, particles))}
-    weights = jnp.full((number, particles), 1 / particles)
-    ranks = module._ranks(zoo.key(4), truth, drawn, weights)["x"]
+    truth = {"x": np.asarray(jax.random.poisson(keys[0], 2.0, (num_datasets,)))}
+    draws = {"x": jax.random.poisson(keys[1], 2.0, (num_datasets, num_draws))}
+    weights = jnp.full((num_datasets, num_draws), 1 / num_draws)
+    ranks = module._ranks(zoo.key(4), truth, draws, weights)["x"]
     assert stats.kstest(ranks, "uniform").pvalue > 0.01
 
 
 @pytest.mark.parametrize(
-    ("u", "words"),
+    ("ranks", "words"),
     [
         (np.random.default_rng(0).beta(0.5, 0.5, 200), "too narrow"),
         (np.random.default_rng(0).beta(4, 4, 200), "too wide"),
@@ -96,57 +96,57 @@ def test_ranks_of_exact_draws_are_uniform_however_few():
         (np.random.default_rng(0).beta(2, 1, 200), "above the draws"),
     ],
 )
-def test_faults_are_found_and_named(u, words):
-    good = np.ones(200) * 100.0
+def test_failures_describe_the_deviation(ranks, words):
+    ess = np.full(200, 100.0)
     trust = np.full(200, "good")
-    found = module.Calibration(compiled(), {"x": u}, good, 0 * good, trust, 300)
-    assert not found.passed
-    assert words in found.faults[0]
+    result = module.Calibration(compiled(), {"x": ranks}, ess, np.zeros(200), trust, 300)
+    assert not result.passed
+    assert words in result.failures[0]
 
 
-def test_false_alarms_are_as_rare_as_said():
+def test_false_alarm_rate_is_one_per_cent():
     rng = np.random.default_rng(0)
-    alarms = 0
+    num_failed = 0
     for _ in range(300):
-        good = np.full(100, 50.0)
+        ess = np.full(100, 50.0)
         ranks = {"a": rng.uniform(size=(100, 2)), "b": rng.uniform(size=100)}
-        found = module.Calibration(compiled(), ranks, good, good, np.full(100, "good"), 100)
-        alarms += not found.passed
-    # One in a hundred, and the chance of more than nine in three hundred is one in a thousand.
-    assert alarms <= 9
+        result = module.Calibration(compiled(), ranks, ess, ess, np.full(100, "good"), 100)
+        num_failed += not result.passed
+    # More than nine of 300 have probability 0.001 if the rate is 0.01.
+    assert num_failed <= 9
 
 
-def test_answers_that_call_themselves_poor_are_a_fault():
-    good = np.full(100, 50.0)
+def test_many_poor_posteriors_fail():
+    ess = np.full(100, 50.0)
     ranks = {"a": np.linspace(0.005, 0.995, 100)}
     trust = np.where(np.arange(100) < 30, "poor", "good")
-    found = module.Calibration(compiled(), ranks, good, good, trust, 100)
-    assert found.faults == (
-        "30% of the answers call themselves poor, more than 20%: the networks propose badly. Train "
-        "longer",
+    result = module.Calibration(compiled(), ranks, ess, ess, trust, 100)
+    assert result.failures == (
+        "30% of the posteriors have trust 'poor', more than 20%: the proposal is far from the "
+        "posterior. Train longer",
     )
 
 
 @pytest.mark.slow
-def test_data_sets_are_worked_on_in_parts(monkeypatch):
+def test_data_sets_are_processed_in_chunks(monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 4 * 300 * 4 * 30)
-    found = rd.calibrate(zoo.key(1), compiled(), 70, 300)
-    assert found.num_datasets == 70 and found.ranks["mu"].shape == (70,)
+    result = rd.calibrate(zoo.key(1), compiled(), 70, 300)
+    assert result.num_datasets == 70 and result.ranks["mu"].shape == (70,)
 
 
-def test_it_is_drawn(tmp_path):
+def test_plot_and_html_report_are_written(tmp_path):
     import matplotlib.pyplot as plt
 
-    figure = checked().plot()
+    figure = calibration().plot()
     assert [axes.get_title() for axes in figure.axes] == [
-        "Ranks of the truth", "Coverage", "Effective particles",
+        "Ranks of the true values", "Coverage", "Effective sample size",
     ]  # fmt: skip
     figure.savefig(tmp_path / "calibration.png")
     plt.close(figure)
-    page = checked().save_html(tmp_path / "report.html")
+    page = calibration().save_html(tmp_path / "report.html")
     assert "<svg" in page.read_text("utf-8")
 
 
-def test_too_few_are_refused():
-    with pytest.raises(ValueError, match="two data sets and two particles"):
+def test_fewer_than_two_data_sets_are_refused():
+    with pytest.raises(ValueError, match="at least two data sets and two particles"):
         rd.calibrate(zoo.key(0), compiled(), 1, 100)

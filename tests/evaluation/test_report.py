@@ -1,4 +1,4 @@
-"""The report: what it says, that it stands alone, and how a browser shows it."""
+"""The report: its content, that it is self-contained, and how a browser shows it."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ import pytest
 import retrodict as rd
 from browser import CHROMIUM, browser
 from retrodict.compiled import Compiled, History
-from retrodict.evaluation.ranks import looked_at
+from retrodict.evaluation.rank_uniformity import analyse_coordinates, coverage
 from retrodict.evaluation.report import judge, sections, write_report
 from retrodict.inference.planning import Plan
 from retrodict.proposal.proposal import Proposal
@@ -33,7 +33,7 @@ def rates(n=3):
 
 @cache
 def compiled():
-    """A model with networks that were never trained, and a history as if they were."""
+    """A model with untrained networks, and an invented history of their training."""
     proposal = Proposal.of(rd.invert(rd.trace(rates, ["y<script>"])))
     estimator = rd.MADE(hidden=(4,), components=1, context=(4,))
     networks = {
@@ -41,35 +41,36 @@ def compiled():
         for name, (first, *_) in proposal.networks().items()
     }
     rejected = RejectionCounts(10_000, Counter({("theta & co", "underflow"): 1234}))
-    once = NetworkHistory(
+    history = NetworkHistory(
         [0, 64, 128], [3.0, 1.5, 1.25], [64], 1.25, 3.5, "no progress", rejected
     )  # fmt: skip
     plan = Plan("smc", {"importance": 20.0, "smc": 120.0}, 200, 16)
-    return Compiled(proposal, networks, estimator, History(dict.fromkeys(networks, once)), plan)
+    return Compiled(proposal, networks, estimator, History(dict.fromkeys(networks, history)), plan)
 
 
 @dataclasses.dataclass
-class Check:
-    """What a calibration of 300 data sets could have found."""
+class InventedCalibration:
+    """Invented results of a calibration with 300 data sets."""
 
     ranks: dict
-    poor: int = 0
+    num_poor: int = 0
     num_particles: int = 1000
 
     def __post_init__(self):
         rng = np.random.default_rng(0)
         self.ess = rng.uniform(200, 800, 300)
-        self.pareto_k = np.where(np.arange(300) < self.poor, np.inf, rng.uniform(0, 0.5, 300))
-        self.trust = np.where(np.arange(300) < self.poor, "poor", "good")
+        self.pareto_k = np.where(np.arange(300) < self.num_poor, np.inf, rng.uniform(0, 0.5, 300))
+        self.trust = np.where(np.arange(300) < self.num_poor, "poor", "good")
 
 
-def uniform(power=1.0):
+def invented_ranks(power=1.0):
+    """Uniform ranks, but for a power other than 1."""
     rng = np.random.default_rng(1)
     return {"alpha": rng.uniform(size=300) ** power, "theta & co": rng.uniform(size=(300, 3))}
 
 
-class Reader(HTMLParser):
-    """Tags in their order, and whether every one is closed."""
+class PageReader(HTMLParser):
+    """Collect tags, links and text, and check that every tag is closed."""
 
     EMPTY = ("meta", "link")
 
@@ -96,14 +97,14 @@ class Reader(HTMLParser):
 
 
 def read(path):
-    reader = Reader()
+    reader = PageReader()
     reader.feed(path.read_text(encoding="utf-8"))
     assert not reader.open
     return reader
 
 
-def test_it_stands_alone_and_tells_all(tmp_path):
-    path = write_report(tmp_path / "report.html", compiled(), Check(uniform()))
+def test_page_is_self_contained_and_complete(tmp_path):
+    path = write_report(tmp_path / "report.html", compiled(), InventedCalibration(invented_ranks()))
     reader = read(path)
     assert not {"script", "iframe", "object", "img"} & set(reader.tags)
     assert all(link.startswith(("#", "data:")) for link in reader.links)
@@ -113,37 +114,38 @@ def test_it_stands_alone_and_tells_all(tmp_path):
     assert 'name="viewport"' in text and "prefers-color-scheme: dark" in text
     words = " ".join("".join(reader.text).split())
     for expected in (
-        "rates", "These answers can be relied on", "300 data sets", "theta & co", "y<script>",
+        "rates", "These results can be relied on", "300 data sets", "theta & co", "y<script>",
         "each of 3 n<i>", "φ₁", "no progress", "underflow", "12.3%", "Method: faithful",
-        "90 % held", "Effective sample size", "Inference uses smc",
+        "90 % coverage", "Effective sample size", "The default method is smc",
     ):  # fmt: skip
         assert expected in words, expected
     assert reader.tags.count("svg") == 2 + len(compiled().networks) + 4 + 1
 
 
-def test_pictures_take_the_colours_of_the_page(tmp_path):
-    text = write_report(tmp_path / "report.html", compiled(), Check(uniform(2.0), False)).read_text(
-        encoding="utf-8"
-    )
+def test_charts_use_the_colours_of_the_page(tmp_path):
+    text = write_report(
+        tmp_path / "report.html", compiled(), InventedCalibration(invented_ranks(2.0))
+    ).read_text(encoding="utf-8")
     body = text[text.index("<body>") :]
     assert not re.findall(r"#[0-9a-f]{6}\b", body)
     for name in set(re.findall(r"var\(--([a-z]+)\)", text)):
         assert f"--{name}:" in text
-    assert body.count("aria-label") >= 4 and "of which 1 stray from uniform" in body
+    assert body.count("aria-label") >= 4 and "of which 1 are not uniform" in body
 
 
-def test_without_a_calibration_it_says_so(tmp_path):
+def test_page_without_a_calibration_says_so(tmp_path):
     text = write_report(tmp_path / "report.html", compiled()).read_text(encoding="utf-8")
     assert "Not checked yet" in text and "retrodict check" in text
-    assert "relied on" not in re.sub(r"<dl class='words'>.*", "", text, flags=re.DOTALL)
+    assert "relied on" not in re.sub(r"<dl class='glossary'>.*", "", text, flags=re.DOTALL)
 
 
-def test_an_untrained_model_can_be_reported(tmp_path):
-    fresh = dataclasses.replace(compiled(), history=History())
-    assert "have not been trained" in write_report(tmp_path / "r.html", fresh).read_text("utf-8")
+def test_untrained_model_can_be_reported(tmp_path):
+    untrained = dataclasses.replace(compiled(), history=History())
+    text = write_report(tmp_path / "r.html", untrained).read_text("utf-8")
+    assert "have not been trained" in text
 
 
-def test_a_wide_picture_keeps_its_size():
+def test_wide_picture_keeps_its_size():
     def chain():
         x = numpyro.sample("x_0", dist.Normal(0, 1))
         for i in range(12):
@@ -151,30 +153,31 @@ def test_a_wide_picture_keeps_its_size():
         numpyro.sample("y", dist.Normal(x, 1))
 
     graph = rd.trace(chain, ["y"])
-    shown = SimpleNamespace(graph=graph, inverse=rd.invert(graph), networks={})
-    assert "<svg class='wide'" in sections.structure(shown)
-    assert "the model's own" in sections.factors(shown)
+    wide = SimpleNamespace(graph=graph, inverse=rd.invert(graph), networks={})
+    assert "<svg class='wide'" in sections.structure(wide)
+    assert "none: prior" in sections.factors(wide)
     assert "wide" not in sections.structure(compiled())
 
 
 @pytest.mark.parametrize(
-    ("check", "tone", "headline"),
+    ("calibration", "tone", "headline"),
     [
         (None, "none", "Not checked yet"),
-        (Check(uniform()), "good", "These answers can be relied on"),
-        (Check(uniform(), poor=10), "good", "These answers can be relied on"),
-        (Check(uniform(), poor=30), "fair", "Right, but often too coarse"),
-        (Check(uniform(3.0)), "poor", "Do not rely on these answers"),
+        (InventedCalibration(invented_ranks()), "good", "These results can be relied on"),
+        (InventedCalibration(invented_ranks(), 10), "good", "These results can be relied on"),
+        (InventedCalibration(invented_ranks(), 30), "fair", "Correct, but often imprecise"),
+        (InventedCalibration(invented_ranks(3.0)), "poor", "Do not rely on these results"),
     ],
 )
-def test_the_verdict_in_words(check, tone, headline):
-    found = judge(check)
-    assert (found.tone, found.headline) == (tone, headline)
-    if check is not None:
-        columns = [rank.column for rank in looked_at(check.ranks)]
-        held = np.mean([np.mean(np.abs(r - 0.5) <= 0.45) for r in columns])
-        assert f"{held:.0%} did" in found.reasons[-3]
-        assert f"{check.poor or 'None'} of 300 answers called themselves poor" in found.reasons[-1]
+def test_verdict_follows_from_the_calibration(calibration, tone, headline):
+    verdict = judge(calibration)
+    assert (verdict.tone, verdict.headline) == (tone, headline)
+    if calibration is not None:
+        coordinates = analyse_coordinates(calibration.ranks)
+        share = np.mean([coverage(coordinate.ranks, 0.9) for coordinate in coordinates])
+        assert f"held the true value in {share:.0%}" in verdict.reasons[-3]
+        num_poor = calibration.num_poor or "None"
+        assert f"{num_poor} of 300 posteriors have trust “poor”" in verdict.reasons[-1]
 
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt: chromium)")
@@ -189,27 +192,29 @@ def tab():
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1100])
-def test_in_a_browser(tab, width, scheme, tmp_path):
-    path = write_report(tmp_path / "report.html", compiled(), Check(uniform(3.0)))
+def test_page_in_a_browser(tab, width, scheme, tmp_path):
+    path = write_report(
+        tmp_path / "report.html", compiled(), InventedCalibration(invented_ranks(3.0))
+    )
     tab.open(path, width, scheme=scheme)
     assert tab.complaints() == []
     assert tab.requests() == [path.resolve().as_uri()]
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    # Nothing but what scrolls by itself may reach past the edge, and no letter may be tiny.
-    inside = f"""[...document.querySelectorAll('main *')].filter(e =>
+    # Only elements that scroll may extend beyond the edge, and no text may be tiny.
+    num_outside = f"""[...document.querySelectorAll('main *')].filter(e =>
         !e.closest('.scroll, .graph') && e.getBoundingClientRect().right > {width} + 1).length"""
-    assert tab.evaluate(inside) == 0
+    assert tab.evaluate(num_outside) == 0
     smallest = """Math.min(...[...document.querySelectorAll('svg.chart text')].map(e =>
         e.getBoundingClientRect().height))"""
     assert tab.evaluate(smallest) >= 8
     ink, page = (
-        tab.evaluate(f"getComputedStyle(document.body).{what}")
-        for what in ("color", "backgroundColor")
+        tab.evaluate(f"getComputedStyle(document.body).{property}")
+        for property in ("color", "backgroundColor")
     )
-    bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, page)]
-    assert (bright[0] > bright[1]) == (scheme == "dark")
-    assert abs(bright[0] - bright[1]) > 450
-    # Lines are drawn in the page's colours, not in the ones that stood for them.
+    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, page)]
+    assert (brightness[0] > brightness[1]) == (scheme == "dark")
+    assert abs(brightness[0] - brightness[1]) > 450
+    # Lines have the page's colours, not the placeholders.
     line = """getComputedStyle(document.querySelector(
         'svg.chart path[style*="stroke: var(--accent)"]')).stroke"""
     assert (
@@ -219,8 +224,8 @@ def test_in_a_browser(tab, width, scheme, tmp_path):
 
 
 @needs_chromium
-def test_the_browser_tells_of_faults(tab, tmp_path):
-    """The test above could not fail if these went unseen."""
+def test_browser_reports_errors(tab, tmp_path):
+    """Otherwise the test above could not fail."""
     page = tmp_path / "bad.html"
     page.write_text(
         "<meta name='viewport' content='width=device-width'><script>console.error('x'); lost()"

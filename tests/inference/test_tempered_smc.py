@@ -145,7 +145,7 @@ def test_data_unlike_synthetic_ones_are_flagged():
     assert check.data < 0.01
     assert check.evidence < 0.01
     said = " ".join(far.diagnostics.reasons)
-    assert "unlike synthetic ones" in said
+    assert "unlike synthetic data" in said
     assert "less probable under the model" in said
     values = jax.jit(jax.vmap(model.graph.program.simulate))(jax.random.split(key(6), 300))
     many = model.infer_many(key(7), {"y": np.asarray(values["y"])}, 200, rescue=False)

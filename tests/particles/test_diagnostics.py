@@ -1,66 +1,67 @@
-"""Whether the verdict on an answer is to be believed, where the exact answer is known."""
+"""Whether grades are right, on models whose exact posterior is known."""
 
 import numpy as np
 import pytest
 
 from exact import ORACLES
-from oracles import NOTHING, PARTICLES, compiled, group, many_data_of, runs, slow_if
+from oracles import PARTICLES, UNTRAINED, compiled, example_datasets, group, method_cases, slow_if
 from zoo import key
 
 
-def off(answers, exact):
-    """Whether any mean is off by more than 3 of its own standard errors + 0.1 posterior sd."""
-    wrong = np.zeros(len(answers), bool)
+def is_wrong(posterior, exact):
+    """Whether the error of any mean exceeds 3 of its standard errors + 0.1 posterior sd."""
+    wrong = np.zeros(len(posterior), bool)
     for site in exact[0].means:
         means, sds = (np.stack([e[part][site] for e in exact]) for part in (1, 2))
-        allowed = 3 * np.asarray(answers.mcse(site), float) + 0.1 * sds
-        beyond = np.abs(np.asarray(answers.mean(site), float) - means) > allowed
-        wrong |= beyond.reshape(len(answers), -1).any(1)
+        tolerance = 3 * np.asarray(posterior.mcse(site), float) + 0.1 * sds
+        errors = np.abs(np.asarray(posterior.mean(site), float) - means)
+        wrong |= (errors > tolerance).reshape(len(posterior), -1).any(1)
     return wrong
 
 
-# Resampling the pumps' parameters before any count is weighed leaves few, and no answer is called
-# good: there is nothing to be checked.
-CALLED_GOOD = [run for run in runs() if run.values != ("pumps", "smc")]
-# Exact answers of many data sets take long, and a series is another model with time.
-LONG = ("chain",)
+# SMC resamples the parameters of the pumps before any count has a weight. Few of them survive, and
+# no posterior is graded good.
+RUNS_WITH_GOOD_GRADES = [run for run in method_cases() if run.values != ("pumps", "smc")]
+# Slow: enumeration for many data sets. Another model with time, the series, is tested always.
+SLOW = ("chain",)
 
 
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param(*run.values, id=run.id, marks=[*run.marks, *slow_if(run.values[0] in LONG)])
-        for run in CALLED_GOOD
+        pytest.param(*run.values, id=run.id, marks=[*run.marks, *slow_if(run.values[0] in SLOW)])
+        for run in RUNS_WITH_GOOD_GRADES
     ],
 )
-def test_good_answers_are_right(name, method):
-    """At most 2 % of them are off, and the evidence's error is what it says."""
-    data, exact = many_data_of(name)
-    # of a chain of six states, and of many orders of magnitude, so few know too little
+def test_at_most_2_percent_of_good_posteriors_are_wrong(name, method):
+    """And the standard error of the log evidence is calibrated."""
+    data, exact = example_datasets(name)
+    # The chain has six states, and the pumps' rates span orders of magnitude: they need more.
     num = {"chain": 4, "pumps": 10}.get(name, 1) * PARTICLES
-    # twice over, for of a hundred answers two may be off by chance
-    both = [compiled(name).infer_many(key(k), data, num, method=method) for k in (14, 17)]
-    good = np.concatenate([answers.grade == 0 for answers in both])
-    assert good.sum() >= 60  # a verdict that calls nothing good is no use
-    assert np.concatenate([off(answers, exact) for answers in both])[good].mean() <= 0.02
-    known = np.array([e.log_evidence for e in exact])
-    z = np.concatenate([(a.log_evidence - known) / a.log_evidence_se for a in both])
-    # the median of squares of standard normals is 0.455
+    # Two seeds: of a hundred posteriors, two may be wrong by chance.
+    posteriors = [compiled(name).infer_many(key(k), data, num, method=method) for k in (14, 17)]
+    good = np.concatenate([posterior.grade == 0 for posterior in posteriors])
+    assert good.sum() >= 60  # a grade that is never given would be useless
+    wrong = np.concatenate([is_wrong(posterior, exact) for posterior in posteriors])
+    assert wrong[good].mean() <= 0.02
+    log_evidence = np.array([e.log_evidence for e in exact])
+    z = np.concatenate([(p.log_evidence - log_evidence) / p.log_evidence_se for p in posteriors])
+    # The median of the square of a standard normal is 0.455.
     assert 0.4 < np.median(z[good] ** 2) / 0.455 < 2.5
 
 
 @group("series")
-def test_networks_that_have_learned_nothing_are_found_out():
-    """Importance sampling of eight steps is poor; a filter, which can correct itself, is not."""
-    data, exact = many_data_of("series")
-    untrained = compiled("series", NOTHING)
-    answers = untrained.infer_many(key(15), data, PARTICLES, method="importance")
-    assert off(answers, exact).mean() > 0.2  # there is something to be found out
-    assert np.mean(answers.trust == "poor") > 0.98
-    filtered = untrained.infer_many(key(16), data, PARTICLES, method="smc")
-    assert np.all(filtered.trust != "good")
-    assert off(filtered, exact).mean() <= 0.02
+def test_posteriors_of_untrained_networks_are_graded_poor():
+    """With importance sampling of eight steps; a filter corrects itself and is right."""
+    data, exact = example_datasets("series")
+    untrained = compiled("series", UNTRAINED)
+    importance = untrained.infer_many(key(15), data, PARTICLES, method="importance")
+    assert is_wrong(importance, exact).mean() > 0.2  # there are errors to detect
+    assert np.mean(importance.trust == "poor") > 0.98
+    smc = untrained.infer_many(key(16), data, PARTICLES, method="smc")
+    assert np.all(smc.trust != "good")
+    assert is_wrong(smc, exact).mean() <= 0.02
 
 
-def test_every_oracle_is_among_them():
-    assert {run.values[0] for run in runs()} == set(ORACLES)
+def test_every_oracle_is_tested():
+    assert {run.values[0] for run in method_cases()} == set(ORACLES)

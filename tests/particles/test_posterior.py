@@ -1,4 +1,4 @@
-"""The posterior object, and whether its verdict is to be believed."""
+"""The `Posterior` class, its grades, and the experiment behind the limits of the grades."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ NUM = 4000
 
 
 def gaussian(num=NUM, seed=0, shift=0.0, **fields):
-    """A standard normal reached from a wider one, with sites of several kinds beside it."""
+    """Importance sampling of a standard normal from a wider one, with sites of several types."""
     rng = np.random.default_rng(seed)
     x = 1.4 * rng.normal(size=num)
     samples = {
@@ -45,7 +45,7 @@ def test_moments_and_evidence():
     assert abs(p.log_evidence + 7.0) < 4 * p.log_evidence_se
     assert 0.003 < p.log_evidence_se < 0.02
     assert abs(p.mean("x")) < 4 * p.mcse("x")
-    # the fourth moment of a normal is 3: Var(x²) = 2
+    # Var(x²) = 2 for a standard normal x.
     assert abs(p.sd("x") - 1) < 4 / np.sqrt(2 * p.ess)
     assert p.mean("theta").shape == p.sd("theta").shape == p.mcse("theta").shape == (2, 3)
     assert abs(p.mean("positive") - 0.5) < 4 * p.mcse("positive")
@@ -55,32 +55,34 @@ def test_moments_and_evidence():
         p.mean("mu")
 
 
-def test_expectation_of_a_tree():
+def test_expectation_of_a_pytree():
     p = gaussian()
-    found = p.expectation(lambda draw: {"square": draw["x"] ** 2, "both": (draw["theta"], 1.0)})
-    np.testing.assert_allclose(found["square"], p.sd("x") ** 2 + p.mean("x") ** 2, rtol=1e-4)
-    np.testing.assert_allclose(found["both"][0], p.mean("theta"), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found["both"][1], 1.0, rtol=1e-5)
+    expectation = p.expectation(
+        lambda draw: {"square": draw["x"] ** 2, "both": (draw["theta"], 1.0)}
+    )
+    np.testing.assert_allclose(expectation["square"], p.sd("x") ** 2 + p.mean("x") ** 2, rtol=1e-4)
+    np.testing.assert_allclose(expectation["both"][0], p.mean("theta"), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(expectation["both"][1], 1.0, rtol=1e-5)
 
 
 def test_resampled_draws_are_equally_weighted():
     p = gaussian()
     draws = p.resample(jax.random.key(0), 20_000)
     assert draws["theta"].shape == (20_000, 2, 3)
-    # systematic resampling rounds each of NUM shares up or down: a variance of at most 1/4 each
+    # Systematic resampling rounds each of NUM shares up or down, with a variance of at most 1/4.
     rounding = 4 * 0.5 * np.sqrt(NUM) / 20_000 * p.samples["x"].std()
     assert abs(draws["x"].mean() - p.mean("x")) < rounding
-    # sites stay together
+    # The sites of one draw stay together.
     np.testing.assert_array_equal(draws["positive"], draws["x"] > 0)
 
 
-def test_evidence_keeps_its_decimals():
+def test_log_evidence_has_double_precision():
     total = LogEvidence(jnp.asarray(-3e6), jnp.asarray(0.0625))
     p = gaussian(log_evidence=total)
     assert float(p.log_evidence) == -3e6 + 0.0625
 
 
-def test_summary_reads_like_arvizs():
+def test_summary_has_the_columns_and_labels_of_arviz():
     p = gaussian()
     table = p.summary(round_to=None)
     assert list(table.columns) == ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
@@ -102,7 +104,7 @@ def test_summary_reads_like_arvizs():
     np.testing.assert_array_equal(p.summary(round_to=1)["sd"], table["sd"].round(1))
 
 
-def test_summary_of_equal_weights_is_arvizs_own():
+def test_summary_with_equal_weights_equals_that_of_arviz():
     arviz = pytest.importorskip("arviz")
     if not hasattr(arviz, "hdi") or int(arviz.__version__.split(".")[0]) > 0:
         pytest.skip("ArviZ 1 has other columns")
@@ -132,7 +134,7 @@ def test_to_arviz():
     assert tree["posterior"]["theta"].dims == ("chain", "draw", "school", "pupil")
     assert list(tree["posterior"]["school"].values) == ["a", "b"]
     assert tree["posterior"]["x"].shape == (1, NUM)
-    # systematic resampling rounds each of NUM shares up or down: a variance of at most 1/4 each
+    # Systematic resampling rounds each of NUM shares up or down, with a variance of at most 1/4.
     rounding = 4 * 0.5 * float(p.samples["x"].std()) / np.sqrt(NUM)
     assert abs(float(tree["posterior"]["x"].mean() - p.mean("x"))) < rounding
     sample_stats = tree["sample_stats"]
@@ -155,7 +157,7 @@ def test_to_arviz_without_arviz(monkeypatch):
         gaussian().to_arviz()
 
 
-def test_many_data_sets_are_each_as_if_alone():
+def test_many_data_sets_give_the_same_as_each_alone():
     alone = [gaussian(500, seed, shift=float(seed)) for seed in range(3)]
     samples = {name: jnp.stack([p.samples[name] for p in alone]) for name in alone[0].samples}
     evidence = np.array([p.log_evidence for p in alone])
@@ -173,15 +175,15 @@ def test_many_data_sets_are_each_as_if_alone():
         one = many[i]
         assert float(one.data["y"]) == i
         assert one.log_evidence == p.log_evidence and one.trust == p.trust
-        for of_many, of_one, of_it in (
+        for from_batch, selected, expected in (
             (many.mean("x"), one.mean("x"), p.mean("x")),
             (many.sd("theta"), one.sd("theta"), p.sd("theta")),
             (many.mcse("x"), one.mcse("x"), p.mcse("x")),
             (many.pareto_k, one.pareto_k, p.pareto_k),
             (many.ess, one.ess, p.ess),
         ):
-            np.testing.assert_allclose(of_many[i], of_it, rtol=1e-3, atol=1e-5)
-            np.testing.assert_allclose(of_one, of_it, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(from_batch[i], expected, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(selected, expected, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(squares[i], p.expectation(lambda d: d["x"] ** 2), rtol=1e-4)
         assert list(one.summary().index) == list(p.summary().index)
     assert [p.num_particles for p in many] == [500] * 3
@@ -195,61 +197,63 @@ def test_many_data_sets_are_each_as_if_alone():
         len(alone[0])
 
 
-def test_nothing_is_compiled_twice():
+def test_same_shapes_are_compiled_only_once():
     gaussian(300, 0).mean("theta")
     with jax.log_compiles():
-        seen = []
+        messages = []
         handler = logging.Handler()
-        handler.emit = lambda record: seen.append(record.getMessage())
+        handler.emit = lambda record: messages.append(record.getMessage())
         logger = logging.getLogger("jax._src.interpreters.pxla")
         logger.addHandler(handler)
         try:
             gaussian(300, 1).mean("theta")
-            assert not [line for line in seen if "Compiling" in line]
+            assert not [line for line in messages if "Compiling" in line]
             gaussian(301, 1).mean("theta")
-            assert [line for line in seen if "Compiling" in line]  # the handler does hear
+            assert [line for line in messages if "Compiling" in line]  # the handler works
         finally:
             logger.removeHandler(handler)
 
 
-def test_one_particle_is_poor():
+def test_one_particle_is_graded_poor():
     p = make_posterior({"x": jnp.array([2.0])}, jnp.array([-1.0]))
     assert p.trust == "poor"
     assert p.mean("x") == 2.0 and p.ess == 1.0 and np.isinf(p.log_evidence_se)
     assert float(p.log_evidence) == -1.0
-    assert any("sample size is 1, below the limit of 30" in reason for reason in p.diagnostics.reasons)
+    assert any(
+        "sample size is 1, below the limit of 30" in reason for reason in p.diagnostics.reasons
+    )
     assert p.summary().loc["x", "mean"] == 2.0
 
 
-def test_all_weights_zero_is_poor_and_says_so():
+def test_weights_that_are_all_zero_are_graded_poor_with_the_reason():
     p = make_posterior({"x": jnp.ones(100)}, jnp.full(100, -jnp.inf))
     assert p.trust == "poor" and np.isneginf(p.log_evidence)
     assert "All 100 weights are zero" in p.diagnostics.reasons[0]
     assert np.isnan(p.mean("x"))
 
 
-def test_broken_weights_lower_the_grade():
+def test_nonfinite_weights_lower_the_grade():
     lw = jnp.zeros(1000)
-    broken = lambda n: make_posterior({"x": lw}, lw.at[:n].set(jnp.nan))  # noqa: E731
-    assert broken(5).trust == "good" and broken(5).diagnostics.num_nonfinite == 5
-    assert broken(50).trust == "fair"
-    assert broken(200).trust == "poor"
-    assert "share of non-finite weights is 0.2" in str(broken(200).diagnostics)
+    with_nan = lambda n: make_posterior({"x": lw}, lw.at[:n].set(jnp.nan))  # noqa: E731
+    assert with_nan(5).trust == "good" and with_nan(5).diagnostics.num_nonfinite == 5
+    assert with_nan(50).trust == "fair"
+    assert with_nan(200).trust == "poor"
+    assert "share of non-finite weights is 0.2" in str(with_nan(200).diagnostics)
     earlier = make_posterior({"x": lw}, lw, num_nonfinite=jnp.asarray(50))
     assert earlier.trust == "fair" and earlier.num_nonfinite == 50
-    # 50 of ten stages' ten thousand weights are few
-    staged = make_posterior(
+    # 50 of the 10 000 weights of ten stages are few.
+    ten_stages = make_posterior(
         {"x": lw}, lw, num_nonfinite=jnp.asarray(50), ess_by_stage=jnp.full(10, 1e3)
     )
-    assert staged.trust == "good" and staged.diagnostics.num_stages == 10
+    assert ten_stages.trust == "good" and ten_stages.diagnostics.num_stages == 10
 
 
 def test_few_surviving_draws_lower_the_grade():
     x, lw = jax.random.normal(jax.random.key(0), (1000,)), jnp.zeros(1000)
     make = partial(make_posterior, {"x": x}, lw, log_evidence_se=jnp.asarray(0.05))
-    row = jnp.arange(1000)
-    assert make(ancestors=jnp.stack([row, row])).trust == "good"
-    few = make(ancestors=jnp.stack([row // 50, row]))
+    identity = jnp.arange(1000)
+    assert make(ancestors=jnp.stack([identity, identity])).trust == "good"
+    few = make(ancestors=jnp.stack([identity // 50, identity]))
     assert few.trust == "fair"
     assert few.diagnostics.reasons == (
         "The number of surviving draws is 20, below the limit of 100 for good: "
@@ -258,13 +262,15 @@ def test_few_surviving_draws_lower_the_grade():
     assert make(ancestors=jnp.zeros((1, 1000), int)).trust == "poor"
 
 
-def test_a_past_shared_by_all_trajectories_is_no_worse_than_fair():
-    """Early steps rest on few draws, and say so; the others do not."""
+def test_path_degeneracy_is_graded_fair():
+    """Early steps rest on few draws, which their standard errors show; later steps do not."""
     steps, num = 6, 1000
     x = jax.random.normal(jax.random.key(0), (num, steps))
     x = x.at[:, 0].set(x[0, 0]).at[:, 1].set(x[jnp.arange(num) // 50, 1])
-    left = jnp.array([1.0, 20.0, 150.0, 400.0, 800.0, 1000.0])
-    p = make_posterior({"x": x}, jnp.zeros(num), survivors={"x": left}, ess_by_stage=left + 50)
+    survivors = jnp.array([1.0, 20.0, 150.0, 400.0, 800.0, 1000.0])
+    p = make_posterior(
+        {"x": x}, jnp.zeros(num), survivors={"x": survivors}, ess_by_stage=survivors + 50
+    )
     assert p.trust == "fair"
     assert p.diagnostics.reasons == (
         "The number of surviving trajectories is 1, below the limit of 100 for good: early steps "
@@ -272,14 +278,17 @@ def test_a_past_shared_by_all_trajectories_is_no_worse_than_fair():
         "affected.",
     )
     assert np.isposinf(p.mcse("x")[0])
-    np.testing.assert_allclose(p.mcse("x")[1:], p.sd("x")[1:] / np.sqrt(left[1:] - 1), rtol=0.01)
+    np.testing.assert_allclose(
+        p.mcse("x")[1:], p.sd("x")[1:] / np.sqrt(survivors[1:] - 1), rtol=0.01
+    )
     assert p.summary().loc["x[0]", "ess"] == 0
-    # latents outside of time have no such excuse
-    assert make_posterior({"x": x[:, 0]}, jnp.zeros(num), survivors={"x": left[0]}).trust == "poor"
+    # Latents outside of time are graded poor.
+    outside = make_posterior({"x": x[:, 0]}, jnp.zeros(num), survivors={"x": survivors[0]})
+    assert outside.trust == "poor"
 
 
-def test_a_tail_of_no_weight_is_no_fault():
-    """k̂ says how heavy the tail is, not whether there is anything in it."""
+def test_a_heavy_tail_of_negligible_weight_is_graded_good():
+    """k̂ describes the shape of the tail, not its weight."""
     heavy = jax.random.pareto(jax.random.key(0), 0.8, (2000,))
     p = make_posterior({"x": heavy}, jnp.log1p(1e-4 * heavy))
     assert p.pareto_k > 0.7 and p.ess > 1950
@@ -287,24 +296,26 @@ def test_a_tail_of_no_weight_is_no_fault():
     assert make_posterior({"x": heavy}, jnp.log1p(heavy)).trust == "poor"
 
 
-def test_reasons_name_number_and_limit():
+def test_reasons_name_the_measure_its_value_and_the_limit():
     p = make_posterior({"x": jnp.zeros(2000)}, 1.5 * jax.random.normal(jax.random.key(0), (2000,)))
-    said = " ".join(p.diagnostics.reasons)
+    reasons = " ".join(p.diagnostics.reasons)
     assert p.trust != "good"
-    assert f"Pareto k̂ is {p.pareto_k:.3g}, above the " in said
+    assert f"Pareto k̂ is {p.pareto_k:.3g}, above the " in reasons
     good = gaussian()
-    assert good.trust == "good" and "All measures are within the limits" in good.diagnostics.reasons[0]
+    assert (
+        good.trust == "good" and "All measures are within the limits" in good.diagnostics.reasons[0]
+    )
     assert "trust good" in repr(good) and "4000 particles" in repr(good)
 
 
 @pytest.mark.parametrize("number", range(len(LIMITS)), ids=[limit.name for limit in LIMITS])
-def test_limits_are_ordered(number):
+def test_the_limit_for_good_is_stricter_than_for_fair(number):
     limit = LIMITS[number]
     sign = 1 if limit.at == "most" else -1
     assert sign * limit.good < sign * limit.fair
 
 
-def test_plot_shows_every_site_and_leaves_nothing_behind():
+def test_plot_shows_every_site_and_closes_its_figure():
     steps, num = 20, 400
     rng = np.random.default_rng(0)
     path = np.cumsum(rng.normal(size=(steps, num)), axis=0)
@@ -342,7 +353,7 @@ def test_plot_shows_every_site_and_leaves_nothing_behind():
 
 
 class Product(NamedTuple):
-    """Independent coordinates; `log_prob` up to a constant, which weights do not feel."""
+    """Distribution with independent coordinates; `log_prob` is unnormalised."""
 
     dim: int
     draw_one: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -383,8 +394,8 @@ def lognormal(dim, spread, scale):
     )
 
 
-class Pair:
-    """Two normal modes at ±m in every coordinate, the upper one with weight w."""
+class TwoModes:
+    """Mixture of normals at ±m in every coordinate, the upper one with weight w."""
 
     def __init__(self, dim, m, w, scale):
         self.w = w
@@ -401,7 +412,7 @@ class Pair:
 
 
 def proposals():
-    """family, target, its mean and sd, proposal: from nearly right to far off."""
+    """Yield family, target, its mean and sd, proposal: from nearly exact to very poor."""
     for dim in (1, 3, 10):
         for scale in (0.5, 0.7, 0.9, 1.1, 1.4, 2.0):
             for shift in (0.0, 0.3, 0.6, 1.0, 2.0):
@@ -412,8 +423,8 @@ def proposals():
                 yield "student", student(dim, freedom), 0.0, sd, normal(dim, 0.0, scale)
         for m in (2.0, 6.0):
             for w in (0.5, 0.2, 0.05):
-                target = Pair(dim, m, 0.5, 1.0)
-                yield "modes", target, 0.0, np.sqrt(1 + m**2), Pair(dim, m, w, 1.1)
+                target = TwoModes(dim, m, 0.5, 1.0)
+                yield "modes", target, 0.0, np.sqrt(1 + m**2), TwoModes(dim, m, w, 1.1)
         for spread in (0.6, 1.0, 1.4):
             for scale in (0.7, 1.5, 3.0):
                 yield "gamma", gamma(dim), 2.0, np.sqrt(2.0), lognormal(dim, spread, scale)
@@ -421,51 +432,46 @@ def proposals():
 
 @jax.jit
 @jax.vmap
-def judged(x, lw):
-    found = assess(lw)
+def grade_mean_and_se(x, lw):
+    assessment = assess(lw)
     normalised, _ = normalise(lw)
     mean = weighted_mean(normalised, x)
-    # draws are independent and continuous, so that each is a family of its own
+    # Draws are independent and distinct, so that each particle is a group of its own.
     weights = jnp.exp(normalised)[:, None]
-    return (
-        found.grade,
-        found.measures,
-        mean,
-        jnp.sqrt(jnp.sum(weights**2 * (x - mean) ** 2, axis=0)),
-    )
+    return assessment.grade, mean, jnp.sqrt(jnp.sum(weights**2 * (x - mean) ** 2, axis=0))
 
 
 @pytest.mark.slow
-def test_good_answers_are_right():
-    """Of the answers called good at most 2 % have a mean off by more than 3 se + 0.1 sd.
+def test_at_most_2_percent_of_good_posteriors_are_wrong():
+    """Of the posteriors graded good, at most 2 % have a mean whose error exceeds 3 se + 0.1 sd.
 
     The experiment behind `LIMITS`: importance sampling between distributions of known means.
     """
     rng = np.random.default_rng(0)
-    rows = []
+    results = []
     for num, runs in ((300, 50), (1000, 30), (4000, 6)):
         for family, target, mean, sd, proposal in proposals():
             x = proposal.draw(rng, (runs, num))
             lw = target.log_prob(x) - proposal.log_prob(x)
-            grade, _, found, se = judged(jnp.asarray(x), jnp.asarray(lw))
-            off = np.abs(np.asarray(found) - mean) > 3 * np.asarray(se) + 0.1 * sd
-            rows += [(family, num, g, bool(o)) for g, o in zip(grade, off.any(-1), strict=True)]
-    families, nums, grades, wrong = (np.array(column) for column in zip(*rows, strict=True))
+            grade, estimate, se = grade_mean_and_se(jnp.asarray(x), jnp.asarray(lw))
+            off = np.abs(np.asarray(estimate) - mean) > 3 * np.asarray(se) + 0.1 * sd
+            results += [(family, num, g, bool(o)) for g, o in zip(grade, off.any(-1), strict=True)]
+    families, nums, grades, wrong = (np.array(column) for column in zip(*results, strict=True))
     good = grades == 0
-    assert wrong.mean() > 0.15  # there is something to be found out
+    assert wrong.mean() > 0.15  # there are errors to detect
     assert wrong[good].mean() < 0.005
     for family in set(families):
-        chosen = good & (families == family)
-        assert chosen.sum() > 100 and wrong[chosen].mean() <= 0.02, family
+        subset = good & (families == family)
+        assert subset.sum() > 100 and wrong[subset].mean() <= 0.02, family
     for num in (300, 1000, 4000):
         assert wrong[good & (nums == num)].mean() <= 0.02
-    # a verdict that calls nothing good is no use
+    # A grade that is never given would be useless.
     assert (good & ~wrong)[nums == 1000].sum() > 0.4 * (~wrong)[nums == 1000].sum()
     assert wrong[grades == 2].mean() > 5 * wrong[grades == 1].mean() > 0
 
 
-def test_the_experiments_standard_error_is_the_posteriors():
+def test_the_standard_error_of_the_experiment_is_that_of_the_posterior():
     x = jax.random.normal(jax.random.key(0), (1, 200, 3))
     lw = 0.3 * jax.random.normal(jax.random.key(1), (1, 200))
     expected = weighted_mcse(normalise(lw[0])[0], x[0], jnp.arange(200))
-    np.testing.assert_allclose(judged(x, lw)[3][0], expected, rtol=1e-4)
+    np.testing.assert_allclose(grade_mean_and_se(x, lw)[2][0], expected, rtol=1e-4)

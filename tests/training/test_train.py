@@ -1,4 +1,4 @@
-"""Training: the schedule, interruption, resuming, determinism, what is dropped and said."""
+"""Training: schedule, interruption, resuming, determinism, dropped draws and messages."""
 
 import signal
 import subprocess
@@ -39,12 +39,12 @@ SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256
 
 @pytest.fixture(autouse=True)
 def no_plan(monkeypatch):
-    """Choosing a method for inference comes after training and takes longer than these tests."""
+    """Skip the choice of an inference method after training, which takes longer than the tests."""
     monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
 
 
 def pair(y=None):
-    """Two networks: one above the plate, one along it."""
+    """Two networks: one for the latent outside of the plate, one shared along the plate."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     with numpyro.plate("n", 3):
         z = numpyro.sample("z", dist.Normal(mu, 1))
@@ -67,7 +67,7 @@ def compile_(model=pair, observed=("y",), training=SHORT, seed=0, **kwargs):
 
 
 def gain_over_prior(compiled, number=2000):
-    """Mean of log q(x | y) - log p(x) over fresh draws, and its standard error."""
+    """Mean of log q(x | y) - log p(x) over new draws, and its standard error."""
     program, latent = compiled.graph.program, compiled.graph.latent
 
     def one(key):
@@ -81,7 +81,7 @@ def gain_over_prior(compiled, number=2000):
 
 
 def loop():
-    """A chain written out in Python, each step with its observation."""
+    """A hidden Markov chain as a Python loop over numbered sites."""
     x = 0.0
     for t in range(3):
         x = numpyro.sample(f"x_{t}", dist.Normal(0.5 * x, 1))
@@ -97,7 +97,7 @@ def chain():
     scan(step, 0.0, None, length=4)
 
 
-KINDS = {
+MODELS = {
     "plate": (zoo.regression, ("z", "t")),
     "discrete": (zoo.discrete_network, ("xray", "dyspnoea")),
     "scan": (chain, ("y",)),
@@ -108,11 +108,11 @@ KINDS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=slow_if(k != "scan")) for k in KINDS],
+    [pytest.param(k, marks=slow_if(k != "scan")) for k in MODELS],
 )
-def test_every_kind_of_model_learns_more_than_its_prior(kind):
+def test_trained_networks_are_better_than_the_prior(kind):
     training = Training(max_steps=300, batch_size=64, dataset_size=4096, heldout_size=512)
-    compiled = compile_(*KINDS[kind], training)
+    compiled = compile_(*MODELS[kind], training)
     gain, error = gain_over_prior(compiled)
     assert gain > 4 * error
     for history in compiled.history.networks.values():
@@ -127,20 +127,20 @@ def test_held_out_loss_is_in_nats():
     # z | mu, y is normal with precision 1 + 4; mu | y with precision 1 + 3 / (1 + 1/4).
     for history, precision in ((mu, 1 + 3 / 1.25), (z, 5.0)):
         entropy = 0.5 * np.log(2 * np.pi * np.e / precision)
-        # 4096 held-out rows: their mean is known to 0.7 / 64; the networks are no better than exact
+        # The mean over 4096 examples has standard error 0.7 / 64; the entropy is the lowest loss.
         assert entropy - 0.05 < history.best_loss < entropy + 0.15
 
 
-class Fake:
-    """Training in which each pass adds one to all weights, and losses come from a list."""
+class FakeTraining:
+    """Each pass adds one to all weights, and losses come from a list, whose last is repeated."""
 
-    def __init__(self, monkeypatch, losses, again=None):
+    def __init__(self, monkeypatch, losses):
         self.losses, self.rates = iter(losses), []
-        self.last = self.again = again
+        self.last = None
         monkeypatch.setattr(train, "one_pass", self.one_pass)
         monkeypatch.setattr(train, "heldout_loss", self.heldout_loss)
 
-    def one_pass(self, key, state, rows, fixed, settings, clip):
+    def one_pass(self, key, state, examples, fixed, settings, clip):
         self.rates.append(np.asarray(settings.learning_rate))
         weights = jax.tree.map(lambda leaf: leaf + 1, state.weights)
         return state._replace(weights=weights, average=weights)
@@ -150,37 +150,39 @@ class Fake:
         return self.last
 
 
-def parts(model=pair, observed=("y",), which=0):
+def network_and_simulator(model=pair, observed=("y",)):
+    """The first network of a model, untrained, and its simulator."""
     graph = rd.trace(model, observed)
     proposal = compiled_module.Proposal.of(rd.invert(graph, "auto"))
-    assemblies = list(proposal.networks().values())[which]
+    assemblies = next(iter(proposal.networks().values()))
     network = SMALL.build(zoo.key(0), assemblies[0].latents, assemblies[0].inputs)
     simulator = Simulator(graph, tuple(assemblies), proposal.designs, 4, joint_draws(graph))
     return network, simulator
 
 
 def run_fake(monkeypatch, losses, **options):
-    fake = Fake(monkeypatch, losses)
-    network, simulator = parts()
+    """The fake, the history, and the number of passes that the returned weights went through."""
+    fake = FakeTraining(monkeypatch, losses)
+    network, simulator = network_and_simulator()
     training = Training(**({"batch_size": 32, "dataset_size": 128, "heldout_size": 64} | options))
     trained, history = train_network(zoo.key(0), network, simulator, training)
-    steps = jax.tree.leaves(eqx.filter(trained, trainable(trained)))[0]
-    begun = jax.tree.leaves(eqx.filter(network, trainable(network)))[0]
-    return fake, history, int(np.round(np.mean(steps - begun)))
+    final = jax.tree.leaves(eqx.filter(trained, trainable(trained)))[0]
+    initial = jax.tree.leaves(eqx.filter(network, trainable(network)))[0]
+    return fake, history, int(np.round(np.mean(final - initial)))
 
 
-def test_sets_are_drawn_anew_after_so_many_passes(monkeypatch):
-    # A first loss, then at each refresh two more: of the best weights and of the last.
+def test_new_sets_are_simulated_after_the_given_number_of_passes(monkeypatch):
+    # Losses: an initial one, one for each pass, and two for each refresh, of best and last weights.
     falling = iter(np.arange(100.0, 0, -1))
     _, history, _ = run_fake(monkeypatch, falling, passes=3, max_steps=40)
-    assert history.refreshes == [12, 24, 36]  # four steps a pass; none after the last pass
+    assert history.refreshes == [12, 24, 36]  # four steps in a pass; no refresh after the last
     assert history.stopped == "limit reached"
 
 
-def test_sets_are_drawn_anew_when_held_out_loss_rises(monkeypatch):
+def test_new_sets_are_simulated_when_the_held_out_loss_rises(monkeypatch):
     losses = [9.0, 8.0, 8.5, 8.0, 8.5, 7.0, 6.0, 6.1, 6.0, 6.1, 6.0]
     _, history, _ = run_fake(monkeypatch, losses, passes=1000, max_steps=20)
-    # pass 2 rises; both are measured on the new set; passes 3 and 4 fall; pass 5 rises.
+    # The loss rises in pass 2, falls in passes 3 and 4, and rises in pass 5.
     assert history.refreshes == [8]
     assert history.loss == [9.0, 8.0, 8.5, 7.0, 6.0, 6.1]
 
@@ -192,19 +194,19 @@ def test_the_best_weights_are_kept(monkeypatch):
     assert passes == 2 and history.best_loss == 7.0
 
 
-def test_the_rate_is_halved_on_plateaus_and_training_stops(monkeypatch):
+def test_the_learning_rate_is_halved_on_plateaus_until_training_stops(monkeypatch):
     fake, history, passes = run_fake(
         monkeypatch, [5.0], patience=3, halvings=2, max_steps=100_000, learning_rate=0.1
     )
     assert history.stopped == "held-out loss no longer falls"
     assert len(fake.rates) == 9 and passes == 0
-    # After the warming up the rate is that of the plateau; here the rise still shows.
-    rise = np.minimum((np.arange(36) + 1) / schedule.WARM_UP, 1) * (1 - np.arange(36) / 100_000)
+    # All steps are within the warm-up.
+    warm_up = np.minimum((np.arange(36) + 1) / schedule.WARM_UP, 1) * (1 - np.arange(36) / 100_000)
     halved = 0.1 * 0.5 ** (np.arange(36) // 12)
-    np.testing.assert_allclose(np.concatenate(fake.rates), halved * rise, rtol=1e-4)
+    np.testing.assert_allclose(np.concatenate(fake.rates), halved * warm_up, rtol=1e-4)
 
 
-def test_the_rate_falls_to_zero_at_the_limit(monkeypatch):
+def test_the_learning_rate_falls_to_zero_at_the_limit(monkeypatch):
     fake, history, _ = run_fake(monkeypatch, np.arange(2000.0, 0, -1), max_steps=402)
     rates = np.concatenate(fake.rates)
     assert history.steps[-1] == 402 and np.all(rates[402:] == 0)
@@ -212,111 +214,111 @@ def test_the_rate_falls_to_zero_at_the_limit(monkeypatch):
     np.testing.assert_allclose(np.diff(rates[99:402]), -3e-3 / 402, rtol=1e-2)
 
 
-def test_loss_that_is_not_finite_goes_back_to_the_best(monkeypatch):
+def test_training_restarts_from_the_best_weights_after_a_nonfinite_loss(monkeypatch):
     losses = [9.0, 8.0, np.nan, 8.0, 8.0, 7.0]
     _, history, passes = run_fake(monkeypatch, losses, passes=1000, max_steps=12)
-    # One good pass, one lost, and one more from where the first had got to.
+    # The second of three passes is discarded.
     assert passes == 2 and history.best_loss == 7.0
 
 
-def test_a_batch_whose_gradient_is_not_finite_is_passed_over():
-    network, _ = parts()
+def test_a_batch_with_a_nonfinite_gradient_is_skipped():
+    network, _ = network_and_simulator()
     weights, fixed = eqx.partition(network, trainable(network))
     state = gradient_steps.TrainingState.initial(weights, 5.0)
     settings = schedule.StepSettings(jnp.full(1, 0.1), jnp.zeros(1))
     label = network.latents[0].name
-    rows = ({label: jnp.array([0.1, 0.2])}, {"n": {"y": jnp.ones((2, 3))}})
-    spoiled = ({label: jnp.array([0.1, jnp.nan])}, rows[1])
-    same = train.one_pass(zoo.key(0), state, spoiled, fixed, settings, 5.0)
+    examples = ({label: jnp.array([0.1, 0.2])}, {"n": {"y": jnp.ones((2, 3))}})
+    with_nan = ({label: jnp.array([0.1, jnp.nan])}, examples[1])
+    same = train.one_pass(zoo.key(0), state, with_nan, fixed, settings, 5.0)
     jax.tree.map(np.testing.assert_array_equal, same, state)
-    other = train.one_pass(zoo.key(0), state, rows, fixed, settings, 5.0)
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), other.weights, weights)
-    assert max(jax.tree.leaves(moved)) == pytest.approx(0.1, rel=1e-3)  # Adam's first step
+    other = train.one_pass(zoo.key(0), state, examples, fixed, settings, 5.0)
+    changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), other.weights, weights)
+    assert max(jax.tree.leaves(changes)) == pytest.approx(0.1, rel=1e-3)  # Adam's first step
 
 
 @pytest.mark.slow
-def test_one_fixed_set_over_fits_where_fresh_ones_do_not(monkeypatch):
+def test_training_overfits_one_fixed_set_but_not_new_ones(monkeypatch):
     options = {"batch_size": 32, "dataset_size": 64, "heldout_size": 512, "learning_rate": 1e-2}
     training = Training(max_steps=600, passes=10**6, patience=10**6, **options)
-    network, simulator = parts()
+    network, simulator = network_and_simulator()
     _, history = train_network(zoo.key(1), network, simulator, training)
-    assert len(history.refreshes) > 20  # not for passes: because held-out loss rose
+    assert len(history.refreshes) > 20  # because the held-out loss rose
 
-    kept = []
-    real = Prefetcher.next
+    sets = []
+    original = Prefetcher.next
 
-    def fixed(self):
-        kept.append(kept[0] if kept else real(self))
-        return kept[-1]
+    def first_set(self):
+        sets.append(sets[0] if sets else original(self))
+        return sets[-1]
 
-    monkeypatch.setattr(Prefetcher, "next", fixed)
+    monkeypatch.setattr(Prefetcher, "next", first_set)
     _, history_of_fixed = train_network(zoo.key(1), network, simulator, training)
     assert history_of_fixed.loss[-1] > history_of_fixed.best_loss + 0.5
-    # Held-out losses are means over 512 rows, with standard error 0.03.
+    # Held-out losses are means over 512 examples, with standard error 0.03.
     assert history.loss[-1] < history_of_fixed.loss[-1] - 0.5
     assert history.best_loss < history_of_fixed.best_loss
 
 
-def usable(compiled):
+def check_inference(compiled):
     posterior = compiled.infer(zoo.key(3), DATA, 500, method="importance")
     assert np.isfinite(posterior.log_evidence)
     assert posterior.ess > 5
 
 
-def control_c(*_):
+def send_sigint(*_):
     signal.raise_signal(signal.SIGINT)
 
 
-def raises(*_):
+def raise_interrupt(*_):
     raise KeyboardInterrupt
 
 
-def at_call(number, real, act):
-    """A stand-in for a function that acts at one of its calls."""
+def act_at_call(number, function, act):
+    """The function, wrapped so that `act` runs before its call of this number."""
     calls = 0
 
-    def stand_in(*args, **kwargs):
+    def wrapper(*args, **kwargs):
         nonlocal calls
         calls += 1
         if calls == number:
             act()
-        return real(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    return stand_in
+    return wrapper
 
 
 PLACES = {
     "first simulation": (Simulator, "examples", 1),
     "next set, in the thread": (Simulator, "examples", 2),
     "first pass": (train, "one_pass", 1),
-    "measurement after a refresh": (train, "heldout_loss", 7),
+    "evaluation after a refresh": (train, "heldout_loss", 7),
     "report": (compiled_module.Progress, "__call__", 2),
-    "fitting": (ConditionalMADE, "fit_scalings", 1),
+    "fitting of scalings": (ConditionalMADE, "fit_scalings", 1),
     "between networks": (compiled_module.Progress, "__init__", 2),
     "second network": (train, "one_pass", 6),
 }
 
 
-# as others, but in another network
-LATER = ("between networks", "second network")
+# The same as other places, but in the second network.
+SECOND_NETWORK = ("between networks", "second network")
 
 
-# An exception comes where the program has a handler of its own for the signal, or in the thread.
+# KeyboardInterrupt is raised where the program has its own signal handler, or in the thread.
 @pytest.mark.parametrize(
     ("place", "act"),
     [
-        pytest.param(place, control_c, marks=slow_if(place in LATER))
+        pytest.param(place, send_sigint, marks=slow_if(place in SECOND_NETWORK))
         for place in PLACES
         if "thread" not in place
     ]
     + [
-        pytest.param("first simulation", raises, marks=pytest.mark.slow),
-        ("next set, in the thread", raises),
+        pytest.param("first simulation", raise_interrupt, marks=pytest.mark.slow),
+        ("next set, in the thread", raise_interrupt),
     ],
 )
-def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
+def test_an_interruption_anywhere_keeps_the_best_weights(monkeypatch, place, act):
     owner, name, number = PLACES[place]
-    monkeypatch.setattr(owner, name, at_call(number, getattr(owner, name), act))
+    monkeypatch.setattr(owner, name, act_at_call(number, getattr(owner, name), act))
     with pytest.warns(UserWarning, match="interrupted"):
         compiled = compile_()
     stopped = [h.stopped for h in compiled.history.networks.values()]
@@ -324,9 +326,9 @@ def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(compiled.networks))
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
     if place in ("first simulation", "between networks", "next set, in the thread"):
-        usable(compiled)
+        check_inference(compiled)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    # Networks that were never reached still have their scalings.
+    # Networks whose training had not begun have scalings as well.
     for network in compiled.networks.values():
         assert not np.all(network.scaling.scale == 1)
     monkeypatch.undo()
@@ -336,42 +338,42 @@ def test_an_interruption_anywhere_keeps_the_best(monkeypatch, place, act):
         assert all(h.stopped == "limit reached" for h in resumed.history.networks.values())
 
 
-def test_a_second_interruption_gets_out(monkeypatch):
+def test_a_second_interruption_raises_keyboard_interrupt(monkeypatch):
     def twice():
-        control_c()
-        control_c()
+        send_sigint()
+        send_sigint()
 
-    monkeypatch.setattr(train, "one_pass", at_call(2, train.one_pass, twice))
+    monkeypatch.setattr(train, "one_pass", act_at_call(2, train.one_pass, twice))
     with pytest.raises(KeyboardInterrupt):
         compile_()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_interruptions_outside_of_the_main_thread_are_left_alone():
-    found = []
+def test_no_signal_handler_is_installed_outside_of_the_main_thread():
+    in_worker = []
     with Interruption() as outer:
-        inside = signal.getsignal(signal.SIGINT)
-        worker = threading.Thread(target=lambda: found.append(Interruption().__enter__()))
+        handler = signal.getsignal(signal.SIGINT)
+        worker = threading.Thread(target=lambda: in_worker.append(Interruption().__enter__()))
         worker.start()
         worker.join()
-        assert signal.getsignal(signal.SIGINT) is inside
-        control_c()
-        assert outer.requested and not found[0].requested
+        assert signal.getsignal(signal.SIGINT) is handler
+        send_sigint()
+        assert outer.requested and not in_worker[0].requested
 
 
-def test_an_error_in_simulation_surfaces(monkeypatch):
-    def fails():
+def test_an_error_in_simulation_is_raised(monkeypatch):
+    def fail():
         raise OverflowError("out of numbers")
 
-    monkeypatch.setattr(Simulator, "examples", at_call(2, Simulator.examples, fails))
+    monkeypatch.setattr(Simulator, "examples", act_at_call(2, Simulator.examples, fail))
     with pytest.raises(OverflowError, match="out of numbers"):
         compile_(training=Training(max_steps=1000, batch_size=32, dataset_size=128, passes=1))
 
 
-def test_training_goes_on_where_it_stood():
+def test_training_continues_where_it_stopped():
     longer = Training(max_steps=400, batch_size=64, dataset_size=2048, heldout_size=2048)
     half = Training(max_steps=200, batch_size=64, dataset_size=2048, heldout_size=2048)
-    straight, first = compile_(training=longer), compile_(training=half)
+    uninterrupted, first = compile_(training=longer), compile_(training=half)
     before = {name: list(h.loss) for name, h in first.history.networks.items()}
     resumed = first.train(zoo.key(7), half, progress_bar=False)
     assert {name: h.loss for name, h in first.history.networks.items()} == before
@@ -380,10 +382,11 @@ def test_training_goes_on_where_it_stood():
         assert history.loss[: len(before[name])] == before[name]
         assert history.rejected.simulated > first.history.networks[name].rejected.simulated
         assert history.seconds > first.history.networks[name].seconds
-    (once, error), (later, _), (early, _) = map(gain_over_prior, (straight, resumed, first))
-    assert later > early - error
-    # Both have seen as much; their difference is that of two trainings, of a few hundredths.
-    assert later == pytest.approx(once, abs=0.15)
+    gains = (gain_over_prior(model) for model in (uninterrupted, resumed, first))
+    (longer_gain, error), (resumed_gain, _), (first_gain, _) = gains
+    assert resumed_gain > first_gain - error
+    # Both were trained on as many examples; two trainings differ by a few hundredths.
+    assert resumed_gain == pytest.approx(longer_gain, abs=0.15)
 
 
 SCRIPT = """
@@ -404,22 +407,22 @@ print(digest.hexdigest(), [h.loss for h in compiled.history.networks.values()])
 
 
 @pytest.mark.slow
-def test_same_key_same_weights_bit_for_bit_in_fresh_processes():
-    def weights(seed):
+def test_the_key_determines_the_weights_bit_for_bit_across_processes():
+    def train_in_new_process(seed):
         here = Path(__file__).parent
         paths = f"{here} {here.parent}"
         command = [sys.executable, "-c", SCRIPT, paths, str(seed), __name__]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    once = weights(0)
-    assert once.startswith(tuple("0123456789abcdef")) and "[[" in once
-    assert once == weights(0)
+    output = train_in_new_process(0)
+    assert output.startswith(tuple("0123456789abcdef")) and "[[" in output
+    assert output == train_in_new_process(0)
 
 
-def test_a_model_with_heavy_tails_trains_with_finite_loss_and_the_bar_says_so(capfd):
+def test_a_model_with_heavy_tails_is_trained_and_dropped_draws_are_reported(capfd):
     training = Training(max_steps=200, batch_size=64, dataset_size=2048, heldout_size=512)
-    lost = r"(18|19|20)% of the draws from the prior were dropped.*'y'"
-    with pytest.warns(UserWarning, match=lost):
+    message = r"(18|19|20)% of the draws from the prior were dropped.*'y'"
+    with pytest.warns(UserWarning, match=message):
         compiled = rd.compile(
             zoo.key(0),
             zoo.pumps,
@@ -434,30 +437,30 @@ def test_a_model_with_heavy_tails_trains_with_finite_loss_and_the_bar_says_so(ca
         assert history.best_loss < history.loss[0] - 1
     assert compiled.history.rejected["y", "integer overflow"] > 0
     assert compiled.history.simulated > 2048
-    shown = capfd.readouterr().err
+    progress = capfd.readouterr().err
     for words in ("alpha, beta (1/2)", "theta (2/2)", "step 200", "held-out loss", "nats"):
-        assert words in shown
+        assert words in progress
     for words in ("refreshes", "% of draws dropped", "limit reached", "100%", "simulating"):
-        assert words in shown
+        assert words in progress
 
 
-def test_no_warning_where_next_to_nothing_is_dropped():
+def test_few_dropped_draws_give_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compile_()
 
 
-def test_time_is_a_limit_for_all_networks_together():
+def test_the_time_limit_holds_for_all_networks_together():
     compiled = compile_(training=Training(max_steps=10**9, max_seconds=0.5, patience=10**6))
     for history in compiled.history.networks.values():
         assert history.stopped == "limit reached"
         assert history.steps[-1] < 10**6
 
 
-def test_without_a_bar_training_is_silent(capfd):
+def test_training_without_a_progress_bar_prints_nothing(capfd):
     compile_()
-    shown = capfd.readouterr()
-    assert shown.out == "" and shown.err == ""
+    output = capfd.readouterr()
+    assert output.out == "" and output.err == ""
 
 
 @pytest.mark.parametrize(
@@ -472,65 +475,64 @@ def test_without_a_bar_training_is_silent(capfd):
         ({"halvings": -1}, ValueError, r"halvings=-1\): must be at least 0"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(options, error, message):
+def test_invalid_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         Training(**options)
 
 
-def test_sets_and_batches_shrink_to_what_memory_holds():
+def test_sets_and_batches_are_made_smaller_to_fit_into_memory():
     assert SetSizes.of(Training(), 100) == SetSizes(256, 128, 4096)
-    for row_bytes in (10**4, 10**6, 10**8, 10**10):
-        sizes = SetSizes.of(Training(), row_bytes)
-        rows = sizes.batch * sizes.num_batches + sizes.heldout
-        assert rows * row_bytes <= max(Training().memory, 2 * row_bytes)
+    for example_bytes in (10**4, 10**6, 10**8, 10**10):
+        sizes = SetSizes.of(Training(), example_bytes)
+        total = sizes.training + sizes.heldout
+        assert total * example_bytes <= max(Training().memory, 2 * example_bytes)
         assert min(sizes) >= 1
         assert sizes.heldout % min(sizes.batch, sizes.heldout) == 0
     assert SetSizes.of(Training(), 10**6).batch == 8
 
 
-def test_no_more_is_simulated_than_steps_can_use():
-    sizes = SetSizes.of(Training(max_steps=3), 100)
-    assert sizes.batch * sizes.num_batches == 3 * 256
+def test_no_more_examples_are_simulated_than_the_steps_can_use():
+    assert SetSizes.of(Training(max_steps=3), 100).training == 3 * 256
 
 
 def test_nothing_is_compiled_again_after_a_refresh(monkeypatch):
-    traced = []
-    real = gradient_steps._loss
+    traces = []
+    original = gradient_steps._loss
 
-    def counted(*args):
-        traced.append(1)
-        return real(*args)
+    def count_traces(*args):
+        traces.append(1)
+        return original(*args)
 
-    monkeypatch.setattr(gradient_steps, "_loss", counted)
+    monkeypatch.setattr(gradient_steps, "_loss", count_traces)
     training = Training(max_steps=96, batch_size=24, dataset_size=240, heldout_size=48, passes=1)
-    network, simulator = parts()
+    network, simulator = network_and_simulator()
     _, history = train_network(zoo.key(0), network, simulator, training)
     assert len(history.refreshes) >= 8
-    # once for steps and once for held-out rows, each of which JAX may trace twice
-    assert 2 <= len(traced) <= 4
+    # The loss is traced for the steps and for held-out examples, by JAX up to twice each.
+    assert 2 <= len(traces) <= 4
 
 
-def test_what_is_compiled_beforehand_is_what_is_used():
-    # of sizes that no other test has, whose programs would be there already
+def test_programs_compiled_ahead_are_used():
+    # Sizes that no other test has, whose programs would be cached.
     training = Training(max_steps=20, batch_size=23, dataset_size=253, heldout_size=46)
-    network, simulator = parts()
+    network, simulator = network_and_simulator()
     run = train._TrainingRun(network, training, simulator, None, None)
-    compiled = []
+    compilations = []
 
-    def heard(event, duration, **_):
+    def listen(event, duration, **_):
         if event.endswith("backend_compile_duration"):
-            compiled.append(event)
+            compilations.append(event)
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    jax.monitoring.register_event_duration_secs_listener(listen)
     with run.prefetcher(zoo.key(0), Interruption()) as sets:
         run.begin(sets.next())
-        sets._upcoming.result()  # it may compile something too
-        before = len(compiled)
+        sets._upcoming.result()  # its simulation may compile programs
+        before = len(compilations)
         run.compile_loss()
         run.compile_pass()
-        assert len(compiled) > before + 1
+        assert len(compilations) > before + 1
         key = zoo.key(1)
-        ready = len(compiled)
+        after = len(compilations)
         run.evaluate_initial()
         run.one_pass(key)
-    assert len(compiled) == ready
+    assert len(compilations) == after

@@ -1,4 +1,4 @@
-"""What can be said on the command line, with its help: the grammar, and nothing done yet."""
+"""Define the arguments of the command line and their help texts."""
 
 import argparse
 from pathlib import Path
@@ -8,8 +8,7 @@ from retrodict.errors import InputError
 from retrodict.inference.samplers import InferMethod
 from retrodict.inverse.inverse import Method
 
-_EXAMPLES = {
-    "": """
+_EXAMPLES = """
 examples:
   retrodict graph   model.py:rates --observed t,y -o rates.svg
   retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5
@@ -17,24 +16,25 @@ examples:
   retrodict check   rates.rd -o report.html
   retrodict demo
 
-exit status: 0 done; 1 the answer is not to be trusted; 2 the input was wrong; 3 retrodict failed
-""",
-    "graph": """
+exit status: 0 success; 1 the result is not to be trusted; 2 invalid input; 3 error in retrodict
+"""
+_GRAPH_EXAMPLES = """
 examples:
   retrodict graph model.py:rates --observed t,y -o rates.svg
   retrodict graph model.py:rates --observed t,y --inverse faithful -o inverse.png
   retrodict graph mypackage.models:rates --observed t,y --kwargs '{"n": 20}' --json
-""",
-    "compile": """
+"""
+_COMPILE_EXAMPLES = """
 examples:
   retrodict compile model.py:rates --observed t,y -o rates.rd
   retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --report report.html
   retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --resume rates.rd
 
-Ctrl-C ends the training: what has been learned is saved, and the exit status is 0. A second Ctrl-C
-ends it at once. A compiled model that is there already is replaced when the new one is whole.
-""",
-    "infer": """
+Ctrl-C ends the training, saves the networks as trained so far, and exits with status 0. A second
+Ctrl-C stops at once and saves nothing. An existing compiled model is replaced only when the new one
+is complete.
+"""
+_INFER_EXAMPLES = """
 examples:
   retrodict infer rates.rd data.json
   retrodict infer rates.rd data.csv -o posterior.nc --particles 5000
@@ -43,156 +43,197 @@ examples:
 
 data:
   .json  an object of site → number or nested lists; a list of such objects is several data sets
-  .csv   a column for each site, a row for each element; y[0], y[1], … for a site of two axes; if
-         every site is whole in a row, each row is a data set
-  .npz   an array for each site
+  .csv   one column per site and one row per element; columns y[0], y[1], … for a site with two
+         axes; if every row holds all elements of every site, each row is a data set
+  .npz   one array per site
   .nc    NetCDF: the group observed_data, or the variables of the file
-  With one axis more in front of every site, these are several data sets.
-""",
-    "check": """
+  If every site has an additional first axis, the file holds several data sets.
+"""
+_CHECK_EXAMPLES = """
 examples:
   retrodict check rates.rd -o report.html
   retrodict check rates.rd --datasets 500 --json
 
-The exit status is 1 if the answers are not calibrated.
-""",
-    "demo": """
+The exit status is 1 if the inference is not calibrated.
+"""
+_DEMO_EXAMPLES = """
 examples:
   retrodict demo
   retrodict demo --minutes 1 -o out
-""",
-}
+"""
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser that raises `InputError` instead of exiting, and keeps line breaks in the help."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = _Parser(
+        prog="retrodict",
+        description="Compile a NumPyro model into fast, corrected amortized inference.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
+    for name, summary, epilog, add_arguments in (
+        ("graph", "show the dependency graph and its inverse", _GRAPH_EXAMPLES, _add_graph),
+        ("compile", "train the inference networks of a model", _COMPILE_EXAMPLES, _add_compile),
+        ("infer", "compute the posterior of a data set", _INFER_EXAMPLES, _add_infer),
+        ("check", "test the calibration on synthetic data", _CHECK_EXAMPLES, _add_check),
+        ("demo", "run an example of the paper", _DEMO_EXAMPLES, _add_demo),
+    ):
+        command = commands.add_parser(name, help=summary, description=summary, epilog=epilog)
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
+        command.add_argument("--quiet", action="store_true", help="print no progress and no notes")
+        command.add_argument("--debug", action="store_true", help="print the traceback of an error")
+        add_arguments(command)
+    return parser
+
+
+def _add_graph(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    command.add_argument(
+        "--inverse", choices=get_args(Method), help="draw the inverse, by this inversion method"
+    )
+    _add_output(command, "picture: .svg, .png or .dot")
+
+
+def _add_compile(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    _add_output(command, "file for the compiled model, for example model.rd", required=True)
+    _add_minutes(command)
+    command.add_argument("--steps", type=_positive_int, help="limit of gradient steps per network")
+    command.add_argument(
+        "--hidden", type=_positive_ints, metavar="SIZES", help="units per layer, such as 128,128"
+    )
+    command.add_argument("--components", type=_positive_int, help="components of each mixture")
+    command.add_argument(
+        "--inverse",
+        choices=get_args(Method),
+        default="auto",
+        help="inversion method (default: auto)",
+    )
+    command.add_argument(
+        "--resume", type=Path, metavar="FILE", help="continue the training of this compiled model"
+    )
+    command.add_argument("--force", action="store_true", help="replace a file of any type")
+    command.add_argument(
+        "--report", type=Path, metavar="FILE", help="test the calibration too, as `check` does"
+    )
+    _add_datasets(command)
+    _add_particles_and_seed(command)
+
+
+def _add_infer(command: argparse.ArgumentParser) -> None:
+    _add_artefact(command)
+    command.add_argument("data", help=".json, .csv, .npz or .nc; - for JSON on standard input")
+    _add_output(command, "the posterior: .nc for ArviZ, or its summary as .json or .csv")
+    _add_particles_and_seed(command)
+    command.add_argument(
+        "--method",
+        choices=get_args(InferMethod),
+        default="auto",
+        help="inference method (default: auto)",
+    )
+    command.add_argument("--plot", type=Path, metavar="FILE", help="figure: .png, .svg or .pdf")
+    _add_kwargs(command)
+
+
+def _add_check(command: argparse.ArgumentParser) -> None:
+    _add_artefact(command)
+    _add_output(command, "the report: .html")
+    _add_datasets(command)
+    _add_particles_and_seed(command)
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", help="name of the example (default: the first)")
+    _add_minutes(command)
+    command.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("out"),
+        metavar="FOLDER",
+        help="folder for the results (default: out)",
+    )
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="file.py:function or package.module:function")
+    command.add_argument(
+        "--observed",
+        type=_names,
+        required=True,
+        metavar="SITES",
+        help="names of the observed sites, separated by commas",
+    )
+    _add_kwargs(command)
+
+
+def _add_kwargs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--kwargs",
+        metavar="JSON",
+        help="keyword arguments of the model, or @file.json; lists become arrays",
+    )
+
+
+def _add_artefact(command: argparse.ArgumentParser) -> None:
+    command.add_argument("artefact", type=Path, help="file that `retrodict compile` wrote")
+    command.add_argument("--model", help="the model it was compiled from, if that has been moved")
+
+
+def _add_output(command: argparse.ArgumentParser, summary: str, **options: Any) -> None:
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help=summary, **options)
+
+
+def _add_minutes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--minutes", type=_positive_float, help="time limit for training")
+
+
+def _add_datasets(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--datasets", type=_positive_int, default=200, help="number of data sets (default: 200)"
+    )
+
+
+def _add_particles_and_seed(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--particles",
+        type=_positive_int,
+        default=1000,
+        help="number of particles per data set (default: 1000)",
+    )
+    command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(_count, _names(text)))
+def _positive_ints(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive_int, _names(text)))
 
 
-def _count(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
 
 
-def _minutes(text: str) -> float:
+def _positive_float(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
     return value
-
-
-def parser() -> argparse.ArgumentParser:
-    """The grammar of the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    root = _Parser(
-        prog="retrodict",
-        description="Compile a NumPyro model into fast, corrected amortized inference.",
-        epilog=_EXAMPLES[""],
-        formatter_class=raw,
-    )
-    root.add_argument("--version", action="store_true", help="print the version")
-    commands = root.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
-
-    def command(name: str, summary: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(
-            name, help=summary, description=summary, epilog=_EXAMPLES[name], formatter_class=raw
-        )
-        made.add_argument("--json", action="store_true", help="print the answer as JSON")
-        made.add_argument("--quiet", action="store_true", help="no progress and no notes")
-        made.add_argument("--debug", action="store_true", help="show where an error came from")
-        return made
-
-    def output(made: argparse.ArgumentParser, what: str, **options: Any) -> None:
-        made.add_argument("-o", "--output", type=Path, metavar="FILE", help=what, **options)
-
-    def model(made: argparse.ArgumentParser) -> None:
-        made.add_argument("model", help="file.py:function or package.module:function")
-        made.add_argument(
-            "--observed", type=_names, required=True, metavar="SITES",
-            help="the sites that are data, with commas between",
-        )  # fmt: skip
-        kwargs(made)
-
-    def kwargs(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--kwargs", metavar="JSON",
-            help="arguments to call the model with, or @file.json; lists become arrays",
-        )  # fmt: skip
-
-    def compiled(made: argparse.ArgumentParser) -> None:
-        made.add_argument("artefact", type=Path, help="what `retrodict compile` made")
-
-    def elsewhere(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--model", help="the model it was compiled from, if it is not where it was"
-        )
-
-    def checking(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--datasets", type=_count, default=200, help="how many to try (200)")
-
-    def particles(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--particles", type=_count, default=1000, help="a data set (1000)")
-
-    def seed(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--seed", type=int, default=0, help="same seed, same answer (0)")
-
-    made = command("graph", "show the structure of a model, and how it is turned round")
-    model(made)
-    made.add_argument(
-        "--inverse", choices=get_args(Method), help="draw the model turned round, and in which way"
-    )
-    output(made, "a picture: .svg, .png or .dot")
-
-    made = command("compile", "train networks that answer any data of a model; minutes, once")
-    model(made)
-    output(made, "the compiled model, for instance model.rd", required=True)
-    made.add_argument("--minutes", type=_minutes, help="train no longer than this")
-    made.add_argument("--steps", type=_count, help="gradient steps a network, at most")
-    made.add_argument("--hidden", type=_sizes, metavar="SIZES", help="units a layer, as 128,128")
-    made.add_argument("--components", type=_count, help="components of each mixture")
-    made.add_argument("--inverse", choices=get_args(Method), default="auto", help="(auto)")
-    made.add_argument("--resume", type=Path, metavar="FILE", help="go on training this one")
-    made.add_argument("--force", action="store_true", help="replace a file of any kind")
-    made.add_argument("--report", type=Path, metavar="FILE", help="check it too, see `check`")
-    checking(made)
-    particles(made)
-    seed(made)
-
-    made = command("infer", "the posterior of a data set, and whether to trust it")
-    compiled(made)
-    made.add_argument("data", help=".json, .csv, .npz or .nc; - for JSON on standard input")
-    output(made, "the posterior: .nc for ArviZ, or its summary as .json or .csv")
-    elsewhere(made)
-    particles(made)
-    seed(made)
-    made.add_argument("--method", choices=get_args(InferMethod), default="auto", help="(auto)")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="a figure: .png, .svg or .pdf")
-    kwargs(made)
-
-    made = command("check", "try a compiled model on synthetic data, and report")
-    compiled(made)
-    output(made, "the report: .html")
-    elsewhere(made)
-    checking(made)
-    particles(made)
-    seed(made)
-
-    made = command("demo", "run an example that comes with retrodict")
-    made.add_argument("name", nargs="?", help="which; the first if none is named")
-    made.add_argument("--minutes", type=_minutes, help="train no longer than this")
-    made.add_argument(
-        "-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="(out)"
-    )
-    return root

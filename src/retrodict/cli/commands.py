@@ -1,7 +1,7 @@
-"""The arguments of a command in; what it found out, as text, as plain data, and as exit status.
+"""Implement the commands of the command line.
 
-One function a command, each a few calls of the library. Nothing is printed here: notes on the way
-go to `say`, answers into the `Answer`.
+Each command is a function of its options. It does not print: it passes progress notes to `note`
+and returns its result as text, as plain data and as an exit status.
 """
 
 import importlib
@@ -13,19 +13,25 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from retrodict import artefact
 from retrodict.cli.datafiles import read_data
-from retrodict.cli.describe import structure, structure_record, training, training_record
-from retrodict.cli.modelfiles import Source, find_model, load_model
+from retrodict.cli.describe import (
+    describe_structure,
+    describe_training,
+    structure_record,
+    training_record,
+)
+from retrodict.cli.modelfiles import ModelSource, find_model, load_model
 from retrodict.cli.resultfiles import (
-    FIGURES,
-    SUFFIXES,
-    check_place,
+    FIGURE_SUFFIXES,
+    POSTERIOR_SUFFIXES,
+    check_folder,
     check_writable,
-    finite,
-    record,
-    screen,
+    format_posterior,
+    posterior_record,
+    replace_nonfinite,
     write_posterior,
 )
 from retrodict.compiled import Compiled, compile, load
@@ -33,135 +39,97 @@ from retrodict.errors import DataError, InputError
 from retrodict.estimators.conditional import MADE
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
-from retrodict.training.train import Training
+from retrodict.particles.posterior import Posterior
+from retrodict.training.schedule import Training
 
-Say = Callable[[str], None]
+Note = Callable[[str], None]
 
-DONE, UNTRUSTED = 0, 1
-PICTURES = (".svg", ".png", ".dot")
+SUCCESS, UNTRUSTED = 0, 1
+PICTURE_SUFFIXES = (".svg", ".png", ".dot")
+REPORT_SUFFIXES = (".html",)
 
 
-class Answer(NamedTuple):
-    """What a command found: for people, for machines, and for the shell."""
+class CommandResult(NamedTuple):
+    """The result of a command.
+
+    Attributes:
+        text: for people.
+        record: the same as plain data, for `--json`.
+        status: exit status.
+    """
 
     text: str
     record: dict[str, Any]
-    status: int = DONE
+    status: int = SUCCESS
 
 
-def graph(options: Namespace, say: Say) -> Answer:
-    """Read a model, turn it round, and draw one or the other."""
+def run_graph(options: Namespace, note: Note) -> CommandResult:
+    """Show the dependency graph of a model and its inverse, and draw one of them."""
     if options.output:
-        check_writable(options.output, PICTURES)
-    source = load_model(options.model)
-    options.file = source.file
-    found = trace(source.model, options.observed, model_kwargs=read_kwargs(options.kwargs))
-    inverse = invert(found, options.inverse or "auto")
+        check_writable(options.output, PICTURE_SUFFIXES)
+    source = _load_source(options)
+    graph = trace(source.model, options.observed, model_kwargs=read_kwargs(options.kwargs))
+    inverse = invert(graph, options.inverse or "auto")
     if options.output:
-        picture = found.render() if options.inverse is None else inverse.render()
+        picture = graph.render() if options.inverse is None else inverse.render()
         picture.save(options.output)
-        say(f"drawn to {options.output}")
-    return Answer(structure(found, inverse), structure_record(found, inverse))
+        note(f"wrote the picture {options.output}")
+    return CommandResult(describe_structure(graph, inverse), structure_record(graph, inverse))
 
 
-def compile_model(options: Namespace, say: Say) -> Answer:
-    """Train the networks of a model, and keep them in a file."""
-    _check_artefact_place(options.output, options.force)
+def run_compile(options: Namespace, note: Note) -> CommandResult:
+    """Compile a model, or continue its training, and save the compiled model."""
+    _check_replaceable(options.output, options.force)
     if options.report:
-        check_writable(options.report, (".html",))
-    source = load_model(options.model)
-    options.file = source.file
-    kwargs = read_kwargs(options.kwargs)
-    limits = {
-        "max_seconds": None if options.minutes is None else 60 * options.minutes,
-        "max_steps": options.steps,
-    }
-    size = {"hidden": options.hidden, "components": options.components}
-    training_limits = Training(**{k: value for k, value in limits.items() if value is not None})
-    key = jax.random.key(options.seed)
-    if options.resume:
-        compiled = _resumed(options, source).train(
-            key, training_limits, progress_bar=options.progress
-        )
-    else:
-        compiled = compile(
-            key,
-            source.model,
-            options.observed,
-            model_kwargs=kwargs,
-            inverse=options.inverse,
-            estimator=MADE(**{k: value for k, value in size.items() if value is not None}),
-            training=training_limits,
-            progress_bar=options.progress,
-        )
+        check_writable(options.report, REPORT_SUFFIXES)
+    source = _load_source(options)
+    compiled = _train(options, source)
     compiled.save(options.output, origin=source.origin)
-    say(f"saved to {options.output}")
-    answer = Answer(training(compiled), training_record(compiled, options.output))
+    note(f"saved the compiled model to {options.output}")
+    text, record = describe_training(compiled), training_record(compiled, options.output)
     if not options.report:
-        return answer
-    checked = _calibrated(compiled, options, options.report, say)
-    return Answer(
-        f"{answer.text}\n\n{checked.text}", {**answer.record, **checked.record}, checked.status
+        return CommandResult(text, record)
+    calibration = _calibrate(compiled, options, options.report, note)
+    return CommandResult(
+        f"{text}\n\n{calibration.text}", {**record, **calibration.record}, calibration.status
     )
 
 
-def infer(options: Namespace, say: Say) -> Answer:
-    """The posterior of a data set, or of each of several."""
-    if options.output:
-        check_writable(options.output, SUFFIXES)
-        if options.data != "-" and _same(options.output, Path(options.data)):
-            raise InputError(f"the output {options.output} is the data file itself; name another")
-    if options.plot:
-        check_writable(options.plot, FIGURES)
-    if options.data != "-" and not Path(options.data).is_file():
-        raise InputError(f"there is no data file {options.data}")
-    compiled, source = _loaded(options)
-    data = read_data(options.data, compiled.graph)
-    if options.plot and data.many:
-        raise InputError(f"--plot draws one data set, and {options.data} holds several")
-    given = None
-    if options.kwargs is not None:
-        given = {**compiled.graph.program.kwargs, **read_kwargs(options.kwargs)}
-    run = compiled.infer_many if data.many else compiled.infer
-    key, prior_key = jax.random.split(jax.random.key(options.seed))
-    try:
-        posterior = run(
-            key, data.values, options.particles, method=options.method, model_kwargs=given
-        )
-    except DataError:
-        raise
-    except ValueError as error:
-        # A method that this model does not allow, sizes that its networks cannot take.
-        raise InputError(str(error)) from error
-    say(f"the model is {source.spec}")
+def run_infer(options: Namespace, note: Note) -> CommandResult:
+    """Infer the posterior of one data set or of several."""
+    _check_infer_paths(options)
+    compiled, source = _load_compiled(options)
+    infer_key, prior_key = jax.random.split(jax.random.key(options.seed))
+    posterior = _infer(infer_key, compiled, options)
+    note(f"using the model {source.spec}")
     if options.output:
         write_posterior(options.output, posterior)
-        say(f"written to {options.output}")
+        note(f"wrote the posterior to {options.output}")
     if options.plot:
         from retrodict.plotting.posterior import draw_prior
 
-        # Sizes may differ from those of the prior at hand, if the model is called otherwise.
-        prior = None if given else draw_prior(prior_key, compiled.graph)
+        # The graph has the sizes it was compiled with, which --kwargs may change.
+        prior = None if options.kwargs else draw_prior(prior_key, compiled.graph)
         posterior.plot(prior=prior).savefig(options.plot)
-        say(f"drawn to {options.plot}")
-    text = screen(posterior)
+        note(f"wrote the figure {options.plot}")
+    text = format_posterior(posterior)
     poor = bool(np.any(np.asarray(posterior.trust) == "poor"))
     if poor:
-        text += "\nTo do better: more --particles, or a longer training (retrodict compile)"
-    return Answer(text, record(posterior), UNTRUSTED if poor else DONE)
+        text += "\nTo improve the result, use more --particles or train longer (retrodict compile)"
+    return CommandResult(text, posterior_record(posterior), UNTRUSTED if poor else SUCCESS)
 
 
-def check(options: Namespace, say: Say) -> Answer:
-    """Try a compiled model on fresh synthetic data, and write a report."""
+def run_check(options: Namespace, note: Note) -> CommandResult:
+    """Test the calibration of a compiled model on synthetic data, and write a report."""
     if options.output:
-        check_writable(options.output, (".html",))
-    compiled, source = _loaded(options)
-    say(f"the model is {source.spec}")
-    return _calibrated(compiled, options, options.output, say)
+        check_writable(options.output, REPORT_SUFFIXES)
+    compiled, source = _load_compiled(options)
+    note(f"using the model {source.spec}")
+    return _calibrate(compiled, options, options.output, note)
 
 
-def demo(options: Namespace, say: Say) -> Answer:
-    """Run one of the examples that come with the package."""
+def run_demo(options: Namespace, note: Note) -> CommandResult:
+    """Run one of the demonstrations that come with the package."""
     try:
         demos = importlib.import_module("retrodict.demos")
     except ModuleNotFoundError as error:
@@ -177,26 +145,26 @@ def demo(options: Namespace, say: Say) -> Answer:
         raise InputError(f"the output {folder} is not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     text = demos.run(name, folder, minutes=options.minutes, progress_bar=options.progress)
-    return Answer(str(text or f"see {folder}"), {"demo": name, "folder": str(folder)})
+    return CommandResult(str(text or f"see {folder}"), {"demo": name, "folder": str(folder)})
 
 
 def read_kwargs(text: str | None) -> dict[str, Any]:
-    """Arguments of the model from JSON, or from a file as `@file.json`; lists become arrays."""
+    """Read the model's arguments from JSON, or from a file as `@file.json`; lists become arrays."""
     if text is None:
         return {}
     where = "--kwargs"
     if text.startswith("@"):
         where, text = text[1:], Path(text[1:]).read_text(encoding="utf-8")
     try:
-        found = json.loads(text)
+        kwargs = json.loads(text)
     except ValueError as error:
         raise InputError(f"{where} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(kwargs, dict):
         raise InputError(f"{where}: expected an object, such as '{{\"n\": 10}}'; found {text!r}")
-    return {name: _argument(name, value) for name, value in found.items()}
+    return {name: _list_to_array(name, value) for name, value in kwargs.items()}
 
 
-def _argument(name: str, value: Any) -> Any:
+def _list_to_array(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     try:
@@ -208,22 +176,52 @@ def _argument(name: str, value: Any) -> Any:
     return array
 
 
-def _loaded(options: Namespace) -> tuple[Compiled, Source]:
-    """The artefact, with the model that was named or that it names itself."""
+def _load_source(options: Namespace) -> ModelSource:
+    """Load the model named on the command line; `main` needs its file to explain errors."""
+    source = load_model(options.model)
+    options.model_file = source.file
+    return source
+
+
+def _load_compiled(options: Namespace) -> tuple[Compiled, ModelSource]:
+    """Load a compiled model with the model of the command line or the one that its file names."""
     path: Path = options.artefact
     if options.model is not None:
-        source = load_model(options.model)
+        source = _load_source(options)
     else:
         header, _ = artefact.read(path)
         source = find_model(header.get("model") or {}, path)
-    options.file = source.file
+        options.model_file = source.file
     return load(path, source.model), source
 
 
-def _resumed(options: Namespace, source: Source) -> Compiled:
-    """What to go on training from; its sizes and arguments stay as they were."""
+def _train(options: Namespace, source: ModelSource) -> Compiled:
+    kwargs = read_kwargs(options.kwargs)
+    max_seconds = None if options.minutes is None else 60 * options.minutes
+    training = Training(**_without_none(max_seconds=max_seconds, max_steps=options.steps))
+    key = jax.random.key(options.seed)
+    if options.resume:
+        compiled = _load_for_training(options, source)
+        return compiled.train(key, training, progress_bar=options.progress)
+    return compile(
+        key,
+        source.model,
+        options.observed,
+        model_kwargs=kwargs,
+        inverse=options.inverse,
+        estimator=MADE(**_without_none(hidden=options.hidden, components=options.components)),
+        training=training,
+        progress_bar=options.progress,
+    )
+
+
+def _without_none(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _load_for_training(options: Namespace, source: ModelSource) -> Compiled:
     if any((options.kwargs, options.hidden, options.components)):
-        raise InputError("--resume keeps --kwargs, --hidden and --components as they were")
+        raise InputError("--resume does not allow --kwargs, --hidden or --components to change")
     compiled = load(options.resume, source.model)
     observed = compiled.graph.observed
     if set(options.observed) != set(observed):
@@ -234,47 +232,82 @@ def _resumed(options: Namespace, source: Source) -> Compiled:
     return compiled
 
 
-def _check_artefact_place(path: Path, force: bool) -> None:
-    """An artefact may be replaced by a newer one; any other file only if that is meant."""
-    check_place(path)
+def _infer(rng_key: PRNGKeyArray, compiled: Compiled, options: Namespace) -> Posterior:
+    data = read_data(options.data, compiled.graph)
+    if options.plot and data.batched:
+        raise InputError(f"--plot draws one data set, but {options.data} holds several")
+    kwargs = None
+    if options.kwargs is not None:
+        kwargs = {**compiled.graph.program.kwargs, **read_kwargs(options.kwargs)}
+    infer = compiled.infer_many if data.batched else compiled.infer
+    method = options.method
+    try:
+        return infer(rng_key, data.values, options.particles, method=method, model_kwargs=kwargs)
+    except DataError:
+        raise
+    except ValueError as error:
+        # The model does not allow the method, or its networks do not allow the sizes.
+        raise InputError(str(error)) from error
+
+
+def _check_replaceable(path: Path, force: bool) -> None:
+    """Refuse to replace a file that is not a compiled model, unless forced."""
+    check_folder(path)
     if force or not path.exists():
         return
     try:
         artefact.read(path)
     except artefact.DamagedFile as error:
-        raise InputError(f"{path} exists and is no compiled model; --force replaces it") from error
+        message = f"{path} exists and is not a compiled model; --force replaces it"
+        raise InputError(message) from error
     except artefact.NewerFormat as error:
         raise InputError(f"{error}; --force replaces it") from error
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+def _check_infer_paths(options: Namespace) -> None:
+    if options.output:
+        check_writable(options.output, POSTERIOR_SUFFIXES)
+        if options.data != "-" and _same_file(options.output, Path(options.data)):
+            raise InputError(f"the output {options.output} is the data file; name another file")
+    if options.plot:
+        check_writable(options.plot, FIGURE_SUFFIXES)
+    if options.data != "-" and not Path(options.data).is_file():
+        raise InputError(f"there is no data file {options.data}")
 
 
-def _calibrated(compiled: Compiled, options: Namespace, path: Path | None, say: Say) -> Answer:
+def _same_file(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
+
+
+def _calibrate(
+    compiled: Compiled, options: Namespace, path: Path | None, note: Note
+) -> CommandResult:
     from retrodict.evaluation.calibrate import calibrate
     from retrodict.evaluation.report import judge, write_report
 
-    say(f"inferring {options.datasets} synthetic data sets")
-    found = calibrate(
+    note(f"inferring {options.datasets} synthetic data sets")
+    calibration = calibrate(
         jax.random.key(options.seed + 1),
         compiled,
         num_datasets=options.datasets,
         num_particles=options.particles,
     )
     if path is not None:
-        write_report(path, compiled, found)
-        say(f"reported to {path}")
-    said = judge(found)
-    record = {"passed": bool(found.passed), "verdict": said.headline, "reasons": list(said.reasons)}
-    text = "\n".join([f"{found.summary()}", "", said.headline, *(f"  - {r}" for r in said.reasons)])
-    return Answer(text, finite(record), DONE if found.passed else UNTRUSTED)
+        write_report(path, compiled, calibration)
+        note(f"wrote the report {path}")
+    verdict = judge(calibration)
+    passed = bool(calibration.passed)
+    reasons = list(verdict.reasons)
+    record = {"passed": passed, "verdict": verdict.headline, "reasons": reasons}
+    lines = [f"{calibration.summary()}", "", verdict.headline, *(f"  - {r}" for r in reasons)]
+    status = SUCCESS if passed else UNTRUSTED
+    return CommandResult("\n".join(lines), replace_nonfinite(record), status)
 
 
-COMMANDS: Mapping[str, Callable[[Namespace, Say], Answer]] = {
-    "graph": graph,
-    "compile": compile_model,
-    "infer": infer,
-    "check": check,
-    "demo": demo,
+COMMANDS: Mapping[str, Callable[[Namespace, Note], CommandResult]] = {
+    "graph": run_graph,
+    "compile": run_compile,
+    "infer": run_infer,
+    "check": run_check,
+    "demo": run_demo,
 }

@@ -1,37 +1,37 @@
-"""A graph with its inverse, or a compiled model, in; a few lines of text, or plain data, out."""
+"""Describe a model's structure and its training, as text and as plain data."""
 
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrodict.cli.resultfiles import finite
+from retrodict.cli.resultfiles import replace_nonfinite
 from retrodict.compiled import Compiled, parameter_count
 from retrodict.graph.graph import Graph
 from retrodict.inverse.inverse import Inverse
 
 
-def structure(found: Graph, inverse: Inverse) -> str:
-    """Sites and factors, a line each."""
-    width = max(map(len, found.sites))
+def describe_structure(graph: Graph, inverse: Inverse) -> str:
+    """Describe the sites and the factors of the inverse, one per line."""
+    width = max(map(len, graph.sites))
     lines = ["sites"]
-    for name, site in found.sites.items():
+    for name, site in graph.sites.items():
         role = "observed" if site.observed else "latent"
         shape = f" {list(site.shape)}" if site.shape else ""
-        inside = f" in {', '.join(site.plates)}" if site.plates else ""
-        steps = " over time" if site.time else ""
-        lines.append(f"  {name:<{width}}  {role:<8}  {site.distribution}{shape}{inside}{steps}")
-    lines += ["", f"turned round ({inverse.method}), in the order drawn"]
+        plates = f" in {', '.join(site.plates)}" if site.plates else ""
+        time = " over time" if site.time else ""
+        lines.append(f"  {name:<{width}}  {role:<8}  {site.distribution}{shape}{plates}{time}")
+    lines += ["", f"inverse ({inverse.method}), in sampling order"]
     for factor in inverse.factors:
-        seen = ", ".join(sorted(factor.context)) or "nothing"
-        repeated = f" for each of {', '.join(factor.plates)}" if factor.plates else ""
-        steps = " at every step" if factor.time else ""
-        own = " (the model's own conditional)" if factor.own else ""
-        lines.append(f"  {', '.join(factor.latents)} given {seen}{repeated}{steps}{own}")
+        context = ", ".join(sorted(factor.context)) or "nothing"
+        plates = f" for each of {', '.join(factor.plates)}" if factor.plates else ""
+        time = " at every step" if factor.time else ""
+        prior = " (from the prior)" if factor.own else ""
+        lines.append(f"  {', '.join(factor.latents)} given {context}{plates}{time}{prior}")
     return "\n".join(lines)
 
 
-def structure_record(found: Graph, inverse: Inverse) -> dict[str, Any]:
-    """Sites, edges and factors."""
+def structure_record(graph: Graph, inverse: Inverse) -> dict[str, Any]:
+    """Return the sites, edges and factors as plain data."""
     return {
         "sites": {
             name: {
@@ -41,9 +41,9 @@ def structure_record(found: Graph, inverse: Inverse) -> dict[str, Any]:
                 "plates": list(site.plates),
                 "time": site.time,
             }
-            for name, site in found.sites.items()
+            for name, site in graph.sites.items()
         },
-        "edges": [[edge.parent, edge.child] for edge in found.edges],
+        "edges": [[edge.parent, edge.child] for edge in graph.edges],
         "inverse": inverse.method,
         "factors": [
             {
@@ -58,8 +58,8 @@ def structure_record(found: Graph, inverse: Inverse) -> dict[str, Any]:
     }
 
 
-def training(compiled: Compiled) -> str:
-    """What became of every network, a line each, and the plan."""
+def describe_training(compiled: Compiled) -> str:
+    """Describe the training of each network, one per line, and the plan for inference."""
     lines = []
     for name, history in compiled.history.networks.items():
         steps = history.steps[-1] if history.steps else 0
@@ -70,16 +70,17 @@ def training(compiled: Compiled) -> str:
         )
     dropped = sum(compiled.history.rejected.values())
     lines.append(f"{compiled.history.simulated} draws simulated, {dropped} rejected")
-    tried = ", ".join(f"{name} {ess:.0f}" for name, ess in compiled.plan.ess.items())
-    measured = f" (effective sample sizes of {compiled.plan.num_particles}: {tried})"
-    lines.append(f"to infer with: {compiled.plan.method}{measured if tried else ''}")
+    plan = compiled.plan
+    sizes = ", ".join(f"{name} {ess:.0f}" for name, ess in plan.ess.items())
+    comparison = f" (effective sample sizes of {plan.num_particles} particles: {sizes})"
+    lines.append(f"inference method: {plan.method}{comparison if sizes else ''}")
     return "\n".join(lines)
 
 
 def training_record(compiled: Compiled, path: Path) -> dict[str, Any]:
-    """What became of every network, and the plan."""
+    """Return the training of each network and the plan for inference as plain data."""
     plan = compiled.plan
-    found = {
+    record = {
         "path": str(path),
         "parameters": parameter_count(compiled.networks),
         "networks": {
@@ -93,10 +94,10 @@ def training_record(compiled: Compiled, path: Path) -> dict[str, Any]:
         },
         "simulated": compiled.history.simulated,
         "rejected": [
-            {"site": site, "reason": why, "draws": number}
-            for (site, why), number in compiled.history.rejected.items()
+            {"site": site, "reason": reason, "draws": number}
+            for (site, reason), number in compiled.history.rejected.items()
         ],
         "plan": {"method": plan.method, "ess": dict(plan.ess)},
     }
-    plain: dict[str, Any] = finite(found)
-    return plain
+    json_record: dict[str, Any] = replace_nonfinite(record)
+    return json_record

@@ -1,7 +1,8 @@
-"""The command line in; the answer on standard output, all else on standard error.
+"""Entry point of the command line.
 
-Exit status: 0 done; 1 the answer is not to be trusted; 2 the input was wrong, with one line that
-says how; 3 retrodict itself failed; 130 interrupted.
+The result goes to standard output, everything else to standard error. Exit status: 0 success; 1 the
+result is not to be trusted; 2 invalid input, explained in one line; 3 error in retrodict; 130
+interrupted.
 """
 
 import argparse
@@ -14,47 +15,51 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from retrodict._xla.cache import keep_programs
+from retrodict._xla.cache import enable_compilation_cache
 from retrodict.artefact import DamagedFile, NewerFormat
-from retrodict.cli.arguments import parser
+from retrodict.cli.arguments import build_parser
 from retrodict.cli.commands import COMMANDS
-from retrodict.cli.modelfiles import line_at_fault
+from retrodict.cli.modelfiles import find_error_line
 from retrodict.errors import DataError, InputError, UnsupportedModel
 from retrodict.saving import WrongModel
 
-WRONG_INPUT, FAILED, INTERRUPTED = 2, 3, 130
-_USERS = (InputError, DataError, UnsupportedModel, WrongModel, DamagedFile, NewerFormat, OSError)
+INVALID_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 3, 130
+_INPUT_ERRORS = (
+    *(InputError, DataError, UnsupportedModel, WrongModel),
+    *(DamagedFile, NewerFormat, OSError),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status."""
+    """Run one command and return the exit status; `argv` defaults to that of the process."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A terminal without Greek letters gets question marks, not a traceback.
+            # Print question marks where the terminal's encoding lacks Greek letters.
             stream.reconfigure(errors="replace")
-    given = list(sys.argv[1:] if argv is None else argv)
-    options = argparse.Namespace(command=None, debug="--debug" in given, file=None, quiet=False)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Defaults for errors that are raised before or while the arguments are parsed.
+    debug = "--debug" in arguments
+    options = argparse.Namespace(command=None, debug=debug, model_file=None, quiet=False)
     try:
         try:
-            parser().parse_args(given, options)
+            build_parser().parse_args(arguments, options)
         except SystemExit:
-            return 0  # --help has been printed
-        with _quietly():
+            return 0  # after --help
+        with _warnings_as_notes():
             return _run(options)
     except KeyboardInterrupt:
-        _complain("interrupted, and nothing was written", options)
+        _print_error("interrupted, nothing was written", options)
         return INTERRUPTED
-    except _USERS as error:
-        _complain(_explained(error, options), options)
-        return WRONG_INPUT
+    except _INPUT_ERRORS as error:
+        _print_error(_explain(error, options), options)
+        return INVALID_INPUT
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        line = line_at_fault(error, options.file)
-        if line is not None:
-            _complain(f"{told} ({_short(options.file)}, line {line})", options)
-            return WRONG_INPUT
-        _complain(f"this is an error in retrodict; --debug shows where: {told}", options)
-        return FAILED
+        message = f"{type(error).__name__}: {error}"
+        if location := _model_location(error, options):
+            _print_error(f"{message} {location}", options)
+            return INVALID_INPUT
+        _print_error(f"error in retrodict (--debug prints the traceback): {message}", options)
+        return INTERNAL_ERROR
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -65,26 +70,26 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.command is None:
         raise InputError(f"name a command: {', '.join(COMMANDS)}; see retrodict --help")
-    keep_programs()
+    enable_compilation_cache()
     options.progress = not options.quiet and sys.stderr.isatty()
 
-    def say(note: str) -> None:
+    def note(message: str) -> None:
         if not options.quiet:
-            _print(f"retrodict: {note}", sys.stderr)
+            _print(f"retrodict: {message}", sys.stderr)
 
-    # What a model prints is no answer.
+    # The model may print; standard output is for the result only.
     with contextlib.redirect_stdout(sys.stderr):
-        answer = COMMANDS[options.command](options, say)
+        result = COMMANDS[options.command](options, note)
     if options.json:
-        _print(json.dumps(answer.record, ensure_ascii=False, allow_nan=False), sys.stdout)
+        _print(json.dumps(result.record, ensure_ascii=False, allow_nan=False), sys.stdout)
     else:
-        _print(answer.text, sys.stdout)
-    return answer.status
+        _print(result.text, sys.stdout)
+    return result.status
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Warnings as notes of one line."""
+def _warnings_as_notes() -> Iterator[None]:
+    """Print each warning as a note of one line."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
 
@@ -95,26 +100,28 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _explained(error: BaseException, options: argparse.Namespace) -> str:
+def _explain(error: BaseException, options: argparse.Namespace) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    told = str(error)
-    line = line_at_fault(error, options.file) if isinstance(error, UnsupportedModel) else None
-    if line is not None:
-        told += f" ({_short(options.file)}, line {line})"
-    if isinstance(error, DataError) and "model_kwargs" in told:
-        told += " (on the command line: --kwargs)"
-    return told
+    message = str(error)
+    location = _model_location(error, options) if isinstance(error, UnsupportedModel) else ""
+    if location:
+        message += f" {location}"
+    if isinstance(error, DataError) and "model_kwargs" in message:
+        message += " (on the command line: --kwargs)"
+    return message
 
 
-def _complain(message: str, options: argparse.Namespace) -> None:
+def _model_location(error: BaseException, options: argparse.Namespace) -> str:
+    """Return the line of the model's file where the error occurred, or an empty string."""
+    line = find_error_line(error, options.model_file)
+    return "" if line is None else f"({os.path.relpath(options.model_file)}, line {line})"
+
+
+def _print_error(message: str, options: argparse.Namespace) -> None:
     if options.debug:
         traceback.print_exc()
     _print(f"retrodict: error: {_one_line(message)}", sys.stderr)
-
-
-def _short(file: str) -> str:
-    return os.path.relpath(file)
 
 
 def _one_line(message: object) -> str:
@@ -125,7 +132,8 @@ def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        # Who was to read it has left, as `head` does; what was to be done is done nevertheless.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        # The reader of the pipe has closed it, as `head` does. That is not a failure; redirect the
+        # stream so that flushing it at exit does not raise again.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)

@@ -1,8 +1,8 @@
-"""A posterior in; a file, a record for machines, or a screen for people out.
+"""Write a posterior to a file, and format it as text and as plain data.
 
-`.nc` is what `Posterior.to_arviz` gives, as NetCDF: equally weighted draws, weights, verdict and
-data. `.json` and `.csv` hold the summary. Of many data sets, all have an axis, a list or a column
-`dataset` more.
+`.nc` files hold the result of `Posterior.to_arviz` as NetCDF: equally weighted draws, weights,
+diagnostics and data. `.json` and `.csv` files hold the summary. For several data sets, they have an
+additional axis, list or column `dataset`.
 """
 
 import json
@@ -19,33 +19,33 @@ from retrodict.errors import InputError
 from retrodict.particles.diagnostics import GRADES
 from retrodict.particles.posterior import Posterior
 
-SUFFIXES = (".nc", ".json", ".csv")
-FIGURES = (".png", ".svg", ".pdf")
-# The table, the verdict and the prompt fit on a screen of 24 lines.
-MOST_ROWS = 14
+POSTERIOR_SUFFIXES = (".nc", ".json", ".csv")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+# The table, the diagnostics and the prompt then fit into a terminal of 24 lines.
+MAX_ROWS = 14
 
 
 def write_posterior(path: Path, posterior: Posterior) -> None:
-    """Write a posterior in the format that the suffix names, whole or not at all."""
+    """Write a posterior atomically, in the format of the suffix."""
     writers: Mapping[str, Callable[[Path, Posterior], None]] = {
         ".nc": _write_netcdf,
         ".json": _write_json,
         ".csv": _write_csv,
     }
-    # In the same folder, for a file cannot be moved whole from one disk to another.
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    # In the same folder, because a file cannot be moved atomically between disks.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        writers[path.suffix.lower()](part, posterior)
-        part.replace(path)
+        writers[path.suffix.lower()](temporary, posterior)
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def record(posterior: Posterior) -> dict[str, Any]:
-    """All that the printed summary says, as plain data; what is not finite becomes None."""
+def posterior_record(posterior: Posterior) -> dict[str, Any]:
+    """Return summary, evidence and diagnostics as plain data; non-finite numbers become None."""
     if posterior.batched:
-        return {"datasets": [record(one) for one in posterior]}
-    found = {
+        return {"datasets": [posterior_record(single) for single in posterior]}
+    record = {
         "trust": posterior.trust,
         "reasons": list(posterior.diagnostics.reasons),
         "method": posterior.method,
@@ -56,29 +56,29 @@ def record(posterior: Posterior) -> dict[str, Any]:
         "log_evidence_se": float(posterior.log_evidence_se),
         "summary": posterior.summary(round_to=None).to_dict(orient="index"),
     }
-    plain: dict[str, Any] = finite(found)
-    return plain
+    json_record: dict[str, Any] = replace_nonfinite(record)
+    return json_record
 
 
-def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not know."""
+def replace_nonfinite(value: Any) -> Any:
+    """Replace numbers that JSON cannot represent by None, in nested dicts and lists."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [replace_nonfinite(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
 
 
-def screen(posterior: Posterior, rows: int = MOST_ROWS) -> str:
-    """The summary, the evidence and the verdict with its reasons, on one screen."""
+def format_posterior(posterior: Posterior) -> str:
+    """Format the summary, the evidence and the diagnostics as text for one screen."""
     if posterior.batched:
-        return _screen_of_many(posterior, rows)
+        return _format_batch(posterior)
     table = posterior.summary()
-    lines = [table.head(rows).to_string()]
-    if len(table) > rows:
-        lines.append(f"… and {len(table) - rows} rows more: -o summary.csv has all of them")
+    lines = [table.head(MAX_ROWS).to_string()]
+    if len(table) > MAX_ROWS:
+        lines.append(f"… and {len(table) - MAX_ROWS} more rows: -o summary.csv writes all of them")
     lines += [
         "",
         f"log evidence  {float(posterior.log_evidence):.3f} ± "
@@ -91,7 +91,8 @@ def screen(posterior: Posterior, rows: int = MOST_ROWS) -> str:
     return "\n".join(lines)
 
 
-def _screen_of_many(posterior: Posterior, rows: int) -> str:
+def _format_batch(posterior: Posterior) -> str:
+    """List the results of all data sets or, if they are too many, the least reliable ones."""
     import pandas as pd
 
     table = pd.DataFrame(
@@ -104,21 +105,22 @@ def _screen_of_many(posterior: Posterior, rows: int) -> str:
         }
     )
     table.index.name = "data set"
-    # The worst are what a person has to look at.
-    worst = table.assign(grade=posterior.grade).sort_values(
-        ["grade", "ess"], ascending=[False, True]
-    )
-    shown = table if len(table) <= rows else worst.head(rows).drop(columns="grade").sort_index()
-    lines = [shown.to_string()]
-    if len(table) > rows:
-        lines.append(f"… the {rows} least to be trusted, of {len(table)} data sets")
+    lines = [table.to_string()]
+    if len(table) > MAX_ROWS:
+        ranking = table.assign(grade=posterior.grade).sort_values(
+            ["grade", "ess"], ascending=[False, True]
+        )
+        lines = [
+            ranking.head(MAX_ROWS).drop(columns="grade").sort_index().to_string(),
+            f"… the {MAX_ROWS} least trustworthy of {len(table)} data sets",
+        ]
     counts = {grade: int(np.sum(posterior.trust == grade)) for grade in GRADES}
-    said = ", ".join(f"{number} {grade}" for grade, number in counts.items() if number)
-    return "\n".join([*lines, "", f"trust  {said} ({posterior.method})"])
+    grades = ", ".join(f"{count} {grade}" for grade, count in counts.items() if count)
+    return "\n".join([*lines, "", f"trust  {grades} ({posterior.method})"])
 
 
 def _write_json(path: Path, posterior: Posterior) -> None:
-    text = json.dumps(record(posterior), ensure_ascii=False, allow_nan=False, indent=2)
+    text = json.dumps(posterior_record(posterior), ensure_ascii=False, allow_nan=False, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -126,7 +128,7 @@ def _write_csv(path: Path, posterior: Posterior) -> None:
     import pandas as pd
 
     if posterior.batched:
-        tables = [one.summary(round_to=None) for one in posterior]
+        tables = [single.summary(round_to=None) for single in posterior]
         table = pd.concat(tables, keys=range(len(tables)), names=["dataset", "parameter"])
     else:
         table = posterior.summary(round_to=None).rename_axis("parameter")
@@ -137,44 +139,44 @@ def _write_netcdf(path: Path, posterior: Posterior) -> None:
     import xarray
 
     if posterior.batched:
-        each = [_groups(one.to_arviz()) for one in posterior]
-        for groups, one in zip(each, posterior, strict=True):
-            groups["sample_stats"] = groups["sample_stats"].assign(trust=one.trust)
-        whole = {
+        batch = [_arviz_groups(single.to_arviz()) for single in posterior]
+        for groups, single in zip(batch, posterior, strict=True):
+            groups["sample_stats"] = groups["sample_stats"].assign(trust=single.trust)
+        groups = {
             name: xarray.concat(
-                [groups[name] for groups in each], dim="dataset", combine_attrs="drop_conflicts"
+                [dataset[name] for dataset in batch], dim="dataset", combine_attrs="drop_conflicts"
             )
-            for name in each[0]
+            for name in batch[0]
         }
     else:
-        whole = _groups(posterior.to_arviz())
-    for number, (name, group) in enumerate(whole.items()):
-        # ArviZ 0 and 1 both read groups that were written one after the other.
+        groups = _arviz_groups(posterior.to_arviz())
+    for number, (name, group) in enumerate(groups.items()):
+        # Both ArviZ 0 and ArviZ 1 can read groups that were written one after the other.
         group.to_netcdf(path, mode="a" if number else "w", group=name, engine="h5netcdf")
 
 
-def _groups(found: Any) -> dict[str, Any]:
-    """The datasets of ArviZ's InferenceData or of xarray's DataTree."""
-    if hasattr(found, "children"):
-        return {name: node.to_dataset() for name, node in found.children.items()}
-    return {name: found[name] for name in found.groups()}
+def _arviz_groups(data: Any) -> dict[str, Any]:
+    """Return the datasets of an InferenceData (ArviZ 0) or an xarray DataTree (ArviZ 1)."""
+    if hasattr(data, "children"):
+        return {name: node.to_dataset() for name, node in data.children.items()}
+    return {name: data[name] for name in data.groups()}
 
 
 def check_writable(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a path that cannot be written to, before anything is computed for it."""
+    """Raise `InputError` if a file of one of these suffixes cannot be written to the path."""
     if path.suffix.lower() not in suffixes:
         raise InputError(
             f"cannot write {path}: its name must end in {', '.join(suffixes)}, found "
             f"{path.suffix or 'no ending'!r}"
         )
-    check_place(path)
+    check_folder(path)
 
 
-def check_place(path: Path) -> None:
-    """Refuse a folder that is not there or cannot be written to."""
+def check_folder(path: Path) -> None:
+    """Raise `InputError` if the folder of the path does not exist or is not writable."""
     folder = path.parent
     if not folder.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {folder}; make it first")
+        raise InputError(f"cannot write {path}: there is no folder {folder}; create it first")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; name a file in it")
     if not os.access(path if path.exists() else folder, os.W_OK):

@@ -1,7 +1,7 @@
-"""The name of an experiment of the paper in; it is run, drawn and compared with the exact answer.
+"""The experiments of Paige & Wood (2016), run through the public interface.
 
 `retrodict demo pumps`, `retrodict demo regression` and `retrodict demo fhmm` run the experiments of
-Paige & Wood (2016), sec. 5.2, 5.1 and 5.3, through the public interface.
+sec. 5.2, 5.1 and 5.3, draw the paper's figures and compare the results with exact answers.
 """
 
 from importlib import import_module
@@ -11,13 +11,19 @@ NAMES = ("pumps", "regression", "fhmm")
 
 
 def run(name: str, folder: Path, *, minutes: float | None = None, progress_bar: bool = True) -> str:
-    """Compile the model, infer on the paper's data, write figures; gives what there is to say.
+    """Compile a model, infer on the demonstration's data and write the figures.
 
     Args:
         name: one of `NAMES`.
-        folder: for figures and the compiled model.
-        minutes: a limit for training other than the demonstration's own.
-        progress_bar: whether to show one.
+        folder: where to write figures and compiled models; created if missing.
+        minutes: time limit for training; None for the demonstration's own schedule.
+        progress_bar: whether to show progress bars.
+
+    Returns:
+        A text that compares the results with the exact answers.
+
+    Raises:
+        ValueError: there is no demonstration of that name.
     """
     if name not in NAMES:
         raise ValueError(f"there is no demonstration {name!r}; there are {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""The models of Paige & Wood (2016), sec. 5, as anyone would write them in NumPyro."""
+"""The models of Paige & Wood (2016), sec. 5, in plain NumPyro."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpyro.contrib.control_flow import scan
 
 
 def pumps(t: Any = None, y: Any = None, n: int = 10) -> None:
-    """Failures y of n pumps in t thousand hours each, with rates theta from a common gamma."""
+    """Failures y of n pumps in t thousand hours each; the rates theta share a gamma prior."""
     alpha = numpyro.sample("alpha", dist.Exponential(1.0))
     beta = numpyro.sample("beta", dist.Gamma(0.1, 1.0))
     with numpyro.plate("pumps", n):
@@ -20,7 +20,7 @@ def pumps(t: Any = None, y: Any = None, n: int = 10) -> None:
 
 
 def regression(t: Any = None, z: Any = None, n: int = 10) -> None:
-    """A quadratic curve with Laplace priors on its weights, seen through heavy-tailed noise."""
+    """Quadratic regression with Laplace priors on the weights and Student-t noise."""
     w0 = numpyro.sample("w0", dist.Laplace(0, 10.0))
     w1 = numpyro.sample("w1", dist.Laplace(0, 1.0))
     w2 = numpyro.sample("w2", dist.Laplace(0, 0.1))
@@ -29,12 +29,12 @@ def regression(t: Any = None, z: Any = None, n: int = 10) -> None:
         numpyro.sample("t", dist.StudentT(4.0, w0 + w1 * z + w2 * z**2, 1.0), obs=t)
 
 
-# Round numbers of watts from small to large, in no order.
+# Power of each device in watts: multiples of 10 from 30 to 500, in random order.
 POWER = np.random.default_rng(0).permutation(np.round(np.linspace(3, 50, 20)) * 10)
 
 
 def fhmm(y: Any = None, steps: int = 30) -> None:
-    """Devices that switch on and off, of which only the total power is seen."""
+    """Devices that switch on and off; only their noisy total power is observed."""
 
     def step(on: Any, y_t: Any) -> tuple[Any, None]:
         with numpyro.plate("devices", len(POWER)):

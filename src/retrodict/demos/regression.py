@@ -1,7 +1,7 @@
-"""A curve through ten points (Paige & Wood 2016, sec. 5.1), and fig. 5 drawn anew.
+"""Polynomial regression on ten points (Paige & Wood 2016, sec. 5.1), with the paper's figure 5.
 
-One set of weights answers every data set. Shown for several of them: curves from MCMC, from the raw
-network, and from the network with its draws weighted.
+One compiled model is applied to several data sets. The figure shows posterior curves for each of
+them: from MCMC, from the network's unweighted draws, and from the weighted draws.
 """
 
 from pathlib import Path
@@ -14,16 +14,18 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 
 import retrodict as rd
-from retrodict.demos.answers import reference, table
 from retrodict.demos.models import regression
+from retrodict.demos.reference_answers import load_reference
+from retrodict.demos.text_table import format_table
 
-NAMES = ("w0", "w1", "w2")
+SITES = ("w0", "w1", "w2")
+PARTICLES = 1000
 CURVES = 40
 
 
 def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
-    """Compile, infer, draw, compare."""
-    known = reference("regression")
+    """Compile the model, infer from each data set, draw figure 5 and report the results."""
+    references = load_reference("regression")["sets"]
     compiled = rd.compile(
         jax.random.key(0),
         regression,
@@ -34,76 +36,90 @@ def run(folder: Path, minutes: float | None, progress_bar: bool) -> str:
         progress_bar=progress_bar,
     )
     compiled.save(folder / "regression.rd")
-    sets = [{"z": np.array(s["z"]), "t": np.array(s["t"])} for s in known["sets"]]
+    datasets = [{site: np.array(one[site]) for site in ("z", "t")} for one in references]
     posteriors = [
-        compiled.infer(jax.random.key(n), data, 1000, rescue=False) for n, data in enumerate(sets)
+        compiled.infer(jax.random.key(number), data, PARTICLES, rescue=False)
+        for number, data in enumerate(datasets)
     ]
-    rows: list[tuple[str, ...]] = []
-    for number, (found, exact) in enumerate(zip(posteriors, known["sets"], strict=True)):
-        off = max(
-            abs(float(found.mean(name)) - mean) / sd
-            for name, mean, sd in zip(NAMES, exact["mean"], exact["sd"], strict=True)
-        )
-        # The evidence of t given z: that of both, less the density of z.
-        log_evidence = found.log_evidence + len(exact["z"]) * np.log(20)
-        rows.append(
-            (
-                f"data set {number + 1}",
-                f"{found.ess / 10:.0f} %",
-                f"{log_evidence:.3f}",
-                f"{exact['log_evidence']:.3f}",
-                f"{off:.3f}",
-                str(found.trust),
-            )
-        )
-    curves_figure(compiled, sets, posteriors).savefig(folder / "regression.png", dpi=120)
-    header = ("", "effective", "log evidence", "exact", "worst mean, in sd", "trust")
-    spread = _spread(compiled)
+    curves_figure(compiled, datasets, posteriors).savefig(folder / "regression.png", dpi=120)
+    rows = [
+        (f"data set {number + 1}", *_cells(posterior, reference))
+        for number, (posterior, reference) in enumerate(zip(posteriors, references, strict=True))
+    ]
+    header = ("", "effective", "log evidence", "exact", "largest error of a mean, in sd", "trust")
+    low, median = _effective_fractions(compiled)
     return "\n".join(
         [
-            "Regression, 1 000 particles; the authors' code shows 10 to 33 % effective",
+            f"Regression, {PARTICLES} particles; the authors' code has 10 to 33 % effective",
             "",
-            table(header, rows),
+            format_table(header, rows),
             "",
-            f"Over 200 synthetic data sets: median {spread[1]:.0%}, tenth percentile "
-            f"{spread[0]:.0%} effective.",
+            f"Effective fraction over 200 synthetic data sets: median {median:.0%}, tenth "
+            f"percentile {low:.0%}.",
             f"Figures and the compiled model are in {folder}.",
         ]
     )
 
 
-def _spread(compiled: Any, number: int = 200) -> np.ndarray:
-    """Tenth percentile and median of the effective share over synthetic data sets."""
-    draws = jax.vmap(compiled.graph.program.simulate)(jax.random.split(jax.random.key(200), number))
-    data = {name: draws[name] for name in compiled.graph.observed}
-    found = compiled.infer_many(jax.random.key(201), data, 1000, rescue=False)
-    return np.percentile(np.asarray(found.ess) / 1000, [10, 50])
-
-
-def curves_figure(compiled: Any, sets: list[Any], posteriors: list[Any]) -> Any:
-    """The paper's fig. 5: a row of panels for each data set."""
-    figure, axes = plt.subplots(
-        len(sets), 3, figsize=(9, 2.4 * len(sets)), layout="constrained", sharex=True, squeeze=False
+def _cells(posterior: Any, reference: Any) -> tuple[str, ...]:
+    """Compare a posterior with the exact answer."""
+    error = max(
+        abs(float(posterior.mean(site)) - mean) / sd
+        for site, mean, sd in zip(SITES, reference["mean"], reference["sd"], strict=True)
     )
-    line = np.linspace(-10, 10, 200)
-    for number, (row, data, posterior) in enumerate(zip(axes, sets, posteriors, strict=True)):
-        key = jax.random.key(100 + number)
-        raw, _ = compiled.propose(key, data, CURVES)
-        draws = (_by_mcmc(key, data), raw, posterior.resample(key, CURVES))
-        for panel, title, drawn in zip(row, ("MCMC", "network", "weighted"), draws, strict=True):
-            w = [np.asarray(drawn[name])[:CURVES, None] for name in NAMES]
-            panel.plot(line, (w[0] + w[1] * line + w[2] * line**2).T, color="C0", alpha=0.15)
-            panel.plot(data["z"], data["t"], "k.")
-            panel.margins(x=0)
-            middle = np.median(data["t"])
-            reach = 1.5 * np.max(np.abs(data["t"] - middle)) + 1
-            panel.set_ylim(middle - reach, middle + reach)
-            if number == 0:
+    # The reference gives the evidence of t given z; in the model, z is uniform on (−10, 10).
+    log_evidence = posterior.log_evidence + len(reference["z"]) * np.log(20)
+    return (
+        f"{posterior.ess / PARTICLES:.0%}",
+        f"{log_evidence:.3f}",
+        f"{reference['log_evidence']:.3f}",
+        f"{error:.3f}",
+        str(posterior.trust),
+    )
+
+
+def _effective_fractions(compiled: Any, num_datasets: int = 200) -> np.ndarray:
+    """Tenth percentile and median of ESS / K over synthetic data sets."""
+    keys = jax.random.split(jax.random.key(200), num_datasets)
+    draws = jax.vmap(compiled.graph.program.simulate)(keys)
+    data = {site: draws[site] for site in compiled.graph.observed}
+    posteriors = compiled.infer_many(jax.random.key(201), data, PARTICLES, rescue=False)
+    return np.percentile(np.asarray(posteriors.ess) / PARTICLES, [10, 50])
+
+
+def curves_figure(compiled: Any, datasets: list[Any], posteriors: list[Any]) -> Any:
+    """Draw the paper's figure 5: a row of panels for each data set."""
+    number = len(datasets)
+    figure, axes = plt.subplots(
+        number, 3, figsize=(9, 2.4 * number), layout="constrained", sharex=True, squeeze=False
+    )
+    for row, (data, posterior) in enumerate(zip(datasets, posteriors, strict=True)):
+        key = jax.random.key(100 + row)
+        proposed, _ = compiled.propose(key, data, CURVES)
+        draws_by_title = {
+            "MCMC": _mcmc_draws(key, data),
+            "network": proposed,
+            "weighted": posterior.resample(key, CURVES),
+        }
+        for panel, (title, draws) in zip(axes[row], draws_by_title.items(), strict=True):
+            _draw_curves(panel, data, draws)
+            if row == 0:
                 panel.set_title(title)
     return figure
 
 
-def _by_mcmc(key: Any, data: Any) -> dict[str, Any]:
+def _draw_curves(panel: Any, data: Any, draws: Any) -> None:
+    z = np.linspace(-10, 10, 200)
+    w0, w1, w2 = (np.asarray(draws[site])[:CURVES, None] for site in SITES)
+    panel.plot(z, (w0 + w1 * z + w2 * z**2).T, color="C0", alpha=0.15)
+    panel.plot(data["z"], data["t"], "k.")
+    panel.margins(x=0)
+    centre = np.median(data["t"])
+    height = 1.5 * np.max(np.abs(data["t"] - centre)) + 1
+    panel.set_ylim(centre - height, centre + height)
+
+
+def _mcmc_draws(key: Any, data: Any) -> dict[str, Any]:
     sampler: Any = MCMC(  # type: ignore[no-untyped-call]
         NUTS(regression),  # type: ignore[no-untyped-call]
         num_warmup=500,

@@ -1,1 +1,1 @@
-"""Calibration on synthetic data, and the report."""
+"""Calibration of compiled models on synthetic data, and the HTML report."""

@@ -1,13 +1,13 @@
-"""A compiled model in; how its answers do on fresh synthetic data, where the truth is known, out.
+"""Simulation-based calibration of a compiled model on synthetic data.
 
-Simulation-based calibration (Talts et al. 2018, "Validating Bayesian inference algorithms with
-simulation-based calibration"): draw x* and y from the model, infer from y, and see where x* lies
-among the draws. Over many data sets its rank must be uniform, or the draws are not from the
-posterior. Draws of the model that a float cannot hold are dropped, as they are in training: what is
-checked is the posterior of the data sets that are left, which is what anyone can have.
+Draw x* and y from the model, infer x from y, and compute the rank of x* among the draws. Over many
+data sets the rank is uniform if the draws are from the posterior (Talts et al. 2018, "Validating
+Bayesian inference algorithms with simulation-based calibration", arXiv:1804.06788). Draws of the
+model that float32 cannot represent are dropped, as they are in training: the posterior under test
+is that of the remaining data sets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.compiled import Compiled
-from retrodict.evaluation.ranks import Rank, limit, looked_at, meaning
+from retrodict.evaluation.rank_uniformity import (
+    CoordinateRanks,
+    analyse_coordinates,
+    coverage,
+    describe_deviation,
+    significance_level,
+)
 from retrodict.inference.samplers import Settings
 from retrodict.training.prior_datasets import simulate_datasets
 
@@ -27,23 +33,27 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# More answers than this that call themselves poor are a fault too, whatever their ranks.
-MOST_POOR = 0.2
-# Memory for the draws of the data sets that are worked on together.
+# A larger share of posteriors with trust "poor" fails the calibration, whatever their ranks.
+MAX_POOR_SHARE = 0.2
+# Memory in bytes for the draws of the data sets that are processed together.
 MEMORY = 256 * 2**20
+# Levels of the central intervals in the summary.
+LEVELS = (0.5, 0.8, 0.95)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What became of the check.
+    """Result of `calibrate`.
 
     Attributes:
-        compiled: what was checked.
-        ranks: site → where the truth lies among the draws, from 0 to 1: (datasets, *shape).
-        ess, pareto_k: of each answer.
-        trust: each answer's verdict on itself; of raw proposals, none.
+        compiled: the model under test.
+        ranks: site → normalised rank, from 0 to 1, of the true value among the draws,
+            (datasets, *site shape).
+        ess: effective sample size, (datasets,).
+        pareto_k: Pareto k̂ of the weights, (datasets,).
+        trust: "good", "fair" or "poor", (datasets,); "none" for unweighted proposals.
         num_particles: K.
-        weighted: whether answers were checked, or the raw networks.
+        weighted: whether weighted posteriors were tested, or the unweighted proposals.
     """
 
     compiled: Compiled
@@ -56,93 +66,95 @@ class Calibration:
 
     @property
     def num_datasets(self) -> int:
-        """How many data sets were tried."""
+        """Number of synthetic data sets."""
         return len(self.ess)
 
     @cached_property
-    def coordinates(self) -> tuple[Rank, ...]:
-        """The ranks that are tested, with their p-values."""
-        return looked_at(self.ranks)
+    def coordinates(self) -> tuple[CoordinateRanks, ...]:
+        """The coordinates tested for uniformity, with their p-values."""
+        return analyse_coordinates(self.ranks)
 
     @property
-    def limit(self) -> float:
-        """The p-value below which a coordinate is at fault."""
-        return limit(len(self.coordinates))
+    def significance_level(self) -> float:
+        """The p-value below which a coordinate fails."""
+        return significance_level(len(self.coordinates))
 
     @property
-    def uneven(self) -> tuple[Rank, ...]:
-        """Of every site whose ranks are not uniform, the coordinate where it is plainest."""
-        worst = {site: _least(self.coordinates, site) for site in self.ranks}
-        return tuple(rank for rank in worst.values() if rank.p < self.limit)
+    def nonuniform(self) -> tuple[CoordinateRanks, ...]:
+        """For each site whose ranks are not uniform, the coordinate with the smallest p-value."""
+        return tuple(
+            coordinate
+            for coordinate in map(self._worst_coordinate, self.ranks)
+            if coordinate.p_value < self.significance_level
+        )
+
+    def _worst_coordinate(self, site: str) -> CoordinateRanks:
+        coordinates = [c for c in self.coordinates if c.site == site]
+        return min(coordinates, key=lambda coordinate: coordinate.p_value)
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        """What did not pass, in words."""
-        found = [
-            f"Ranks of {rank.name} are not uniform: p = {rank.p:.2g}, below {self.limit:.2g}. "
-            f"{meaning(rank.column)}"
-            for rank in self.uneven
+    def failures(self) -> tuple[str, ...]:
+        """A sentence for each test that failed."""
+        failures = [
+            f"Ranks of {coordinate.name} are not uniform: p = {coordinate.p_value:.2g}, below "
+            f"{self.significance_level:.2g}. {describe_deviation(coordinate.ranks)}"
+            for coordinate in self.nonuniform
         ]
-        poor = float(np.mean(self.trust == "poor")) if self.weighted else 0.0
-        if poor > MOST_POOR:
-            found.append(
-                f"{poor:.0%} of the answers call themselves poor, more than {MOST_POOR:.0%}: the "
-                "networks propose badly. Train longer"
+        poor_share = float(np.mean(self.trust == "poor")) if self.weighted else 0.0
+        if poor_share > MAX_POOR_SHARE:
+            failures.append(
+                f"{poor_share:.0%} of the posteriors have trust 'poor', more than "
+                f"{MAX_POOR_SHARE:.0%}: the proposal is far from the posterior. Train longer"
             )
-        return tuple(found)
+        return tuple(failures)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is at fault; a model without fault fails once in a hundred times."""
-        return not self.faults
+        """Whether no test failed; a calibrated model fails with probability 0.01."""
+        return not self.failures
 
     def coverage(self, name: str, level: float) -> float:
-        """The share of truths inside the central interval of a level; over elements, the mean."""
-        return float(np.mean(np.abs(self.ranks[name] - 0.5) <= level / 2))
+        """Share of true values inside the central interval of a level.
+
+        Args:
+            name: of a latent site; for a vector site, the mean over its elements.
+            level: probability of the interval, between 0 and 1.
+        """
+        return coverage(self.ranks[name], level)
 
     def summary(self) -> "pd.DataFrame":
-        """A row for each site: least p-value, coverage of three intervals, and the verdict."""
+        """Tabulate for each site the smallest p-value, whether it passes, and coverages."""
         import pandas as pd
 
-        least = {site: _least(self.coordinates, site).p for site in self.ranks}
-        rows = {
-            site: {
-                "p": p,
-                "uniform": p >= self.limit,
-                **{f"coverage {level:.0%}": self.coverage(site, level) for level in LEVELS},
-            }
-            for site, p in least.items()
-        }
+        rows = {}
+        for site in self.ranks:
+            p_value = self._worst_coordinate(site).p_value
+            coverages = {f"coverage {level:.0%}": self.coverage(site, level) for level in LEVELS}
+            rows[site] = {"p": p_value, "uniform": p_value >= self.significance_level, **coverages}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def __str__(self) -> str:
-        size = np.percentile(self.ess / self.num_particles, [10, 50])
+        low, median = np.percentile(self.ess / self.num_particles, [10, 50])
         lines = [
             f"{'Passed' if self.passed else 'NOT PASSED'} on {self.num_datasets} data sets, "
             f"{self.num_particles} particles",
-            *(f"- {fault}" for fault in self.faults),
-            f"- Effective particles: median {size[1]:.0%}, tenth percentile {size[0]:.0%}",
+            *(f"- {failure}" for failure in self.failures),
+            f"- Effective sample size: median {median:.0%}, tenth percentile {low:.0%} of the "
+            "particles",
         ]
         return "\n".join(lines)
 
     def plot(self) -> "Figure":
-        """Ranks against a uniform distribution, coverage, and effective sample sizes."""
+        """Draw ranks against a uniform distribution, coverage, and effective sample sizes."""
         from retrodict.evaluation.calibration_plot import calibration_plot
 
         return calibration_plot(self)
 
     def save_html(self, path: str | Path) -> Path:
-        """One page with graphs, networks, learning curves and this check."""
+        """Write a report with graphs, networks, learning curves and this calibration."""
         from retrodict.evaluation.report import write_report
 
         return Path(write_report(Path(path), self.compiled, self))
-
-
-LEVELS = (0.5, 0.8, 0.95)
-
-
-def _least(coordinates: Sequence[Rank], site: str) -> Rank:
-    return min((rank for rank in coordinates if rank.site == site), key=lambda rank: rank.p)
 
 
 def calibrate(
@@ -153,72 +165,109 @@ def calibrate(
     *,
     weighted: bool = True,
 ) -> Calibration:
-    """Check a compiled model on synthetic data.
+    """Test a compiled model on synthetic data by simulation-based calibration.
 
     Args:
-        rng_key: same key, same check.
-        compiled: what to check.
-        num_datasets: the more, the smaller the faults that show.
-        num_particles: K, for each.
-        weighted: whether to check answers, by the planned method without rescue; or the networks by
-            themselves, whose draws are not corrected by weights.
+        rng_key: determines data sets and draws.
+        compiled: the model to test.
+        num_datasets: number of synthetic data sets; more detect smaller errors.
+        num_particles: K, for each data set.
+        weighted: whether to test posteriors, by the planned method without rescue; otherwise the
+            unweighted draws of the networks.
+
+    Returns:
+        Ranks of the true values, effective sample sizes and verdicts.
+
+    Raises:
+        ValueError: fewer than two data sets or two particles.
+
+    Reference:
+        Talts et al. 2018, "Validating Bayesian inference algorithms with simulation-based
+        calibration", arXiv:1804.06788.
+
+    Example:
+        >>> calibration = rd.calibrate(jax.random.key(2), compiled, num_datasets=50)
+        >>> print(calibration.summary())
     """
     if num_datasets < 2 or num_particles < 2:
         raise ValueError(
-            f"calibrate needs two data sets and two particles at least; found num_datasets="
+            f"calibrate needs at least two data sets and two particles; got num_datasets="
             f"{num_datasets}, num_particles={num_particles}"
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
-    graph = compiled.graph
-    truth, _ = simulate_datasets(graph, compiled.proposal.draws, data_key, num_datasets)
-    names = graph.latent
-    size = sum(int(np.prod(graph.sites[name].shape)) for name in names)
-    together = int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))
-    parts = []
-    for start in range(0, num_datasets, together):
-        # The last part is filled up by wrapping round, so that it needs no compilation.
-        places = np.arange(start, start + together) % num_datasets
-        key = jax.random.fold_in(infer_key, start)
-        chosen = {name: value[places] for name, value in truth.items()}
-        answers = _answers(key, compiled, chosen, num_particles, weighted)
-        ties = jax.random.fold_in(tie_key, start)
-        ranks = _ranks(ties, {n: chosen[n] for n in names}, answers["samples"], answers["weights"])
-        kept = min(together, num_datasets - start)
-        found = {"ranks": ranks, **{k: answers[k] for k in ("ess", "pareto_k", "trust")}}
-        parts.append(jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[:kept], found))
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    return Calibration(compiled, num_particles=num_particles, weighted=weighted, **joined)
+    draws = compiled.proposal.draws
+    truth, _ = simulate_datasets(compiled.graph, draws, data_key, num_datasets)
+    chunk_size = _datasets_at_once(compiled, num_datasets, num_particles)
+    chunks = []
+    for start in range(0, num_datasets, chunk_size):
+        # The last chunk is filled up from the first data sets, so that it needs no compilation.
+        indices = np.arange(start, start + chunk_size) % num_datasets
+        chunk = {name: value[indices] for name, value in truth.items()}
+        results = _calibrate_chunk(
+            jax.random.fold_in(infer_key, start),
+            jax.random.fold_in(tie_key, start),
+            compiled,
+            chunk,
+            num_particles,
+            weighted,
+        )
+        size = min(chunk_size, num_datasets - start)
+        chunks.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], results))
+    results = jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks)
+    return Calibration(compiled, num_particles=num_particles, weighted=weighted, **results)
 
 
-def _answers(
-    rng_key: PRNGKeyArray,
+def _datasets_at_once(compiled: Compiled, num_datasets: int, num_particles: int) -> int:
+    """Number of data sets whose draws fit into `MEMORY`."""
+    sites = [compiled.graph.sites[name] for name in compiled.graph.latent]
+    size = sum(int(np.prod(site.shape)) for site in sites)
+    return int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))
+
+
+def _calibrate_chunk(
+    infer_key: PRNGKeyArray,
+    tie_key: PRNGKeyArray,
     compiled: Compiled,
     truth: Mapping[str, np.ndarray],
     num_particles: int,
     weighted: bool,
 ) -> dict[str, Any]:
+    """Infer from the data sets and rank the latents that generated them."""
     data = {name: truth[name] for name in compiled.graph.observed}
-    if weighted:
-        settings = Settings(num_particles, compiled.plan.method)
-        found = compiled._inference.many(compiled.networks, rng_key, data, settings, MEMORY)
-        return {
-            "samples": found.samples,
-            "weights": jnp.exp(jnp.asarray(found.log_weights)),
-            "ess": found.ess,
-            "pareto_k": found.pareto_k,
-            "trust": np.asarray(found.trust),
-        }
-    number = len(next(iter(truth.values())))
+    latents = {name: truth[name] for name in compiled.graph.latent}
+    infer = _infer if weighted else _propose
+    samples, weights, diagnostics = infer(infer_key, compiled, data, num_particles)
+    return {"ranks": _ranks(tie_key, latents, samples, weights), **diagnostics}
+
+
+def _infer(
+    rng_key: PRNGKeyArray, compiled: Compiled, data: Mapping[str, np.ndarray], num_particles: int
+) -> tuple[Mapping[str, Any], Array, dict[str, Any]]:
+    """Draws, weights and diagnostics of the planned method."""
+    settings = Settings(num_particles, compiled.plan.method)
+    posteriors = compiled._inference.many(compiled.networks, rng_key, data, settings, MEMORY)
+    diagnostics = {
+        "ess": posteriors.ess,
+        "pareto_k": posteriors.pareto_k,
+        "trust": np.asarray(posteriors.trust),
+    }
+    return posteriors.samples, jnp.exp(jnp.asarray(posteriors.log_weights)), diagnostics
+
+
+def _propose(
+    rng_key: PRNGKeyArray, compiled: Compiled, data: Mapping[str, np.ndarray], num_particles: int
+) -> tuple[Mapping[str, Any], Array, dict[str, Any]]:
+    """Draws of the networks with equal weights."""
+    number = len(next(iter(data.values())))
     keys = jax.random.split(rng_key, (number, num_particles))
     draw = jax.vmap(jax.vmap(compiled.proposal.draw, (None, 0, None)), (None, 0, 0))
     samples, _ = jax.jit(draw)(compiled.networks, keys, data)
-    return {
-        "samples": samples,
-        "weights": jnp.full((number, num_particles), 1 / num_particles),
+    diagnostics = {
         "ess": np.full(number, float(num_particles)),
         "pareto_k": np.zeros(number),
         "trust": np.full(number, "none"),
     }
+    return samples, jnp.full((number, num_particles), 1 / num_particles), diagnostics
 
 
 def _ranks(
@@ -227,15 +276,16 @@ def _ranks(
     samples: Mapping[str, Any],
     weights: Float[Array, "datasets particles"],
 ) -> dict[str, np.ndarray]:
-    """Where each truth lies among weighted draws, ties broken at random."""
+    """Normalised ranks of true values among weighted draws, ties broken at random."""
 
     @jax.jit
-    def rank(key: Array, value: Array, drawn: Array) -> Array:
-        number = drawn.shape[1]
-        shaped = weights.reshape(*weights.shape, *(1 for _ in value.shape[1:]))
-        below = jnp.sum(shaped * (drawn < value[:, None]), 1)
-        tied = jnp.sum(shaped * (drawn == value[:, None]), 1)
-        # The truth is one more draw, tied with itself: so ranks of a few draws are uniform as well.
+    def rank(key: Array, value: Array, draws: Array) -> Array:
+        number = draws.shape[1]
+        aligned_weights = weights.reshape(*weights.shape, *(1 for _ in value.shape[1:]))
+        below = jnp.sum(aligned_weights * (draws < value[:, None]), 1)
+        tied = jnp.sum(aligned_weights * (draws == value[:, None]), 1)
+        # The true value counts as one more draw, tied with itself: then the ranks are uniform for
+        # few draws too.
         uniform = jax.random.uniform(key, value.shape)
         return (number * below + uniform * (1 + number * tied)) / (number + 1)
 

@@ -24,7 +24,7 @@ from retrodict.inference.new_arguments import fingerprint, with_arguments
 from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import Settings, make_sampler
 from retrodict.inference.smc import LatentPopulation, SMCInfo
-from retrodict.inference.tempering_driver import Rescuer
+from retrodict.inference.tempering_driver import Tempering
 from retrodict.particles.diagnostics import WeightAnalysis, analyse_weights
 from retrodict.particles.make_posterior import posterior_from_analysis, stack_posteriors
 from retrodict.particles.posterior import Posterior
@@ -163,16 +163,16 @@ class Inference:
 
         return run
 
-    def _tempering(self, settings: Settings) -> Rescuer:
+    def _tempering(self, settings: Settings) -> Tempering:
         """Tempering with these settings."""
         if settings not in self._temperings:
-            self._temperings[settings] = Rescuer(
+            self._temperings[settings] = Tempering(
                 self.proposal, settings.num_particles, settings.resampling, settings.ess_threshold
             )
         return self._temperings[settings]
 
     @cached_property
-    def _temperings(self) -> dict[Settings, Rescuer]:
+    def _temperings(self) -> dict[Settings, Tempering]:
         return {}
 
     def _posterior(self, output: SamplerOutput, data: Values, method: str) -> Posterior:

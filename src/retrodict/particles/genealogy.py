@@ -127,8 +127,8 @@ def trace_trajectories(
         draws = {name: value[::-1] for name, value in draws.items()}
     identity = jnp.arange(parents.shape[1], dtype=parents.dtype)
 
-    def step_back(lineage: Array, chosen: Array) -> tuple[Array, Array]:
-        return chosen[lineage], lineage
+    def step_back(lineage: Array, step_parents: Array) -> tuple[Array, Array]:
+        return step_parents[lineage], lineage
 
     _, lineages = jax.lax.scan(step_back, identity, parents, reverse=True)
     paths = jax.vmap(lambda values, line: jax.tree.map(lambda v: v[line], values))(draws, lineages)

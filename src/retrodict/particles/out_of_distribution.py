@@ -1,10 +1,11 @@
-"""Synthetic data sets in; where any other data set lies among them out.
+"""Prior predictive check: where a data set lies among data sets simulated from the model.
 
-Networks have learned from synthetic data, and are asked about real ones. Two numbers say how like
-the two are. On the networks' side, the values of each observed site on the scale that networks see
-them on (logarithms of positives and counts, logits of proportions), by mean, spread, least and
-largest: how far out is the one that is furthest out, and how many synthetic data sets have one so
-far out? On the evidence's side, how many synthetic data sets are as improbable under the model?
+Networks are trained on synthetic data and applied to real data. Two tail probabilities tell how
+typical a real data set is (Box 1980, J. R. Statist. Soc. A 143:383). The first refers to what the
+networks see: mean, spread, minimum and maximum of each observed site on the scale of the networks'
+inputs (logarithms of positive numbers and counts, logits of proportions). It is the share of
+synthetic data sets whose most extreme statistic is at least as extreme. The second is the share of
+synthetic data sets with at most the evidence of this one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,58 +13,61 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from numpyro.distributions import constraints
 
 from retrodict.estimators.vector_bijections import base_support
 from retrodict.graph.graph import Graph, Site
 
-Table = np.ndarray[Any, Any]
-
-# Below this share of synthetic data sets, a data set is called unlike them.
+# Tail probability below which a data set is reported as atypical.
 SIGNIFICANCE = 0.01
-# Of so many data sets the record keeps all that it compares with.
+# Number of synthetic data sets in a reference.
 NUM_DATASETS = 500
 
 
 @dataclass(frozen=True)
 class PriorPredictiveCheck:
-    """Where one data set lies among synthetic ones.
+    """Tail probabilities of one data set under the prior predictive distribution.
 
     Attributes:
-        data: the share of synthetic data sets with a statistic at least as far out.
-        evidence: the share of those at least as improbable; None where it is not known.
-        furthest: the statistic that is furthest out.
+        data: share of synthetic data sets whose most extreme statistic is at least as extreme.
+        evidence: share of synthetic data sets with at most this evidence; None if not known.
+        most_extreme: name of the statistic that is most extreme.
     """
 
     data: float
     evidence: float | None
-    furthest: str
+    most_extreme: str
 
     def reasons(self) -> tuple[str, ...]:
-        """In words, if there is anything to say."""
-        said = []
+        """One sentence for each tail probability below `SIGNIFICANCE`."""
+        reasons = []
         if self.data < SIGNIFICANCE:
-            said.append(
-                f"These data are unlike synthetic ones: the {self.furthest} lies further out than "
-                f"in {1 - self.data:.1%} of them. The networks have not learned from the like."
+            reasons.append(
+                f"These data are unlike synthetic data: the {self.most_extreme} is more extreme "
+                f"than in {1 - self.data:.1%} of synthetic data sets. The networks were not "
+                "trained on such data."
             )
         if self.evidence is not None and self.evidence < SIGNIFICANCE:
-            said.append(
+            reasons.append(
                 f"These data are less probable under the model than {1 - self.evidence:.1%} of "
                 "synthetic data sets: the model may not describe them."
             )
-        return tuple(said)
+        return tuple(reasons)
 
 
 @dataclass(frozen=True)
 class PriorPredictiveReference:
-    """What is kept of synthetic data sets, as plain numbers.
+    """Statistics of synthetic data sets with which other data sets are compared.
 
     Attributes:
         names: of the statistics.
-        centre, below, above: of each its median, and the way from there to its extremes.
-        scores: how far out the furthest statistic of each data set is, in ascending order.
-        log_evidence: of data sets, in ascending order.
+        centre: median of each statistic.
+        below: distance of each statistic from its median to its 0.5 % quantile.
+        above: distance of each statistic from its median to its 99.5 % quantile.
+        scores: of each data set, the distance of its most extreme statistic from the median, in
+            units of `below` or `above`; ascending.
+        log_evidence: of some of the data sets; ascending.
     """
 
     names: tuple[str, ...]
@@ -75,105 +79,125 @@ class PriorPredictiveReference:
 
     @staticmethod
     def from_datasets(
-        graph: Graph, data: Mapping[str, Table], log_evidence: Sequence[float] | Table = ()
+        graph: Graph,
+        data: Mapping[str, NDArray[Any]],
+        log_evidence: Sequence[float] | NDArray[Any] = (),
     ) -> "PriorPredictiveReference":
-        """From synthetic data sets, with a leading axis, and the evidence of some of them."""
+        """Summarise synthetic data sets.
+
+        Args:
+            graph: of the model.
+            data: observed site → `(datasets, *shape)`.
+            log_evidence: of some of the data sets.
+        """
         names, values = statistics(graph, data)
         centre = np.median(values, 0)
         low, high = np.quantile(values, [0.005, 0.995], axis=0)
-        least = 1e-6 * (1.0 + np.abs(centre))
-        partial = PriorPredictiveReference(
-            names,
-            _plain(centre),
-            _plain(np.maximum(centre - low, least)),
-            _plain(np.maximum(high - centre, least)),
-            (),
-        )
-        scores = np.sort(np.max(partial._distances(values), 1))
-        known = np.sort(np.asarray(log_evidence, float))
+        smallest = 1e-6 * (1.0 + np.abs(centre))
+        below, above = np.maximum(centre - low, smallest), np.maximum(high - centre, smallest)
+        scores = np.sort(np.max(_distances(values, centre, below, above), 1))
+        evidence = np.sort(np.asarray(log_evidence, float))
+        evidence = evidence[np.isfinite(evidence)]
         return PriorPredictiveReference(
-            *(names, partial.centre, partial.below, partial.above),
-            _plain(scores),
-            _plain(known[np.isfinite(known)]),
+            names, *map(_floats, (centre, below, above, scores, evidence))
         )
 
     @staticmethod
-    def from_json(plain: Mapping[str, Any]) -> "PriorPredictiveReference":
-        """As it was written into a file."""
-        return PriorPredictiveReference(**{name: tuple(value) for name, value in plain.items()})
-
-    def _distances(self, values: Table) -> Table:
-        away = values - np.array(self.centre)
-        scale = np.where(away < 0, np.array(self.below), np.array(self.above))
-        return np.asarray(np.abs(away) / scale)
+    def from_json(fields: Mapping[str, Any]) -> "PriorPredictiveReference":
+        """Restore a reference from its fields as parsed JSON."""
+        return PriorPredictiveReference(**{name: tuple(value) for name, value in fields.items()})
 
     def check(
-        self, graph: Graph, data: Mapping[str, Table], log_evidence: Table
+        self, graph: Graph, data: Mapping[str, NDArray[Any]], log_evidence: NDArray[Any]
     ) -> tuple[PriorPredictiveCheck, ...]:
-        """Of each of several data sets, with their evidence."""
+        """Check data sets.
+
+        Args:
+            graph: of the model.
+            data: observed site → `(datasets, *shape)`.
+            log_evidence: `(datasets,)`.
+
+        Returns:
+            One check for each data set.
+        """
         _, values = statistics(graph, data)
-        distances = self._distances(values)
-        furthest = np.argmax(distances, 1)
-        further = len(self.scores) - np.searchsorted(self.scores, np.max(distances, 1))
-        shares = (further + 1) / (len(self.scores) + 1)
-        found = []
-        for share, place, evidence in zip(shares, furthest, log_evidence, strict=True):
-            lower: float | None = None
-            if self.log_evidence:
-                below = np.searchsorted(self.log_evidence, evidence, side="right")
-                lower = float((below + 1) / (len(self.log_evidence) + 1))
-            found.append(PriorPredictiveCheck(float(share), lower, self.names[place]))
-        return tuple(found)
+        distances = _distances(values, *map(np.array, (self.centre, self.below, self.above)))
+        num_more_extreme = len(self.scores) - np.searchsorted(self.scores, np.max(distances, 1))
+        data_shares = (num_more_extreme + 1) / (len(self.scores) + 1)
+        num_less_probable = np.searchsorted(self.log_evidence, log_evidence, side="right")
+        evidence_shares = (num_less_probable + 1) / (len(self.log_evidence) + 1)
+        return tuple(
+            PriorPredictiveCheck(
+                float(data_share),
+                float(evidence_share) if self.log_evidence else None,
+                self.names[most_extreme],
+            )
+            for data_share, evidence_share, most_extreme in zip(
+                data_shares, evidence_shares, np.argmax(distances, 1), strict=True
+            )
+        )
 
 
-def statistics(graph: Graph, data: Mapping[str, Table]) -> tuple[tuple[str, ...], Table]:
-    """Names, and one row a data set; sites of a loop are taken together."""
-    families: dict[str, list[Table]] = {}
+def _distances(
+    values: NDArray[Any], centre: NDArray[Any], below: NDArray[Any], above: NDArray[Any]
+) -> NDArray[Any]:
+    """Distances of statistics from their medians, in units of their spread on that side."""
+    deviation = values - centre
+    return np.asarray(np.abs(deviation) / np.where(deviation < 0, below, above))
+
+
+def statistics(
+    graph: Graph, data: Mapping[str, NDArray[Any]]
+) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """Names of the statistics, and their values, `(datasets, statistics)`.
+
+    Numbered sites of a Python loop share their statistics.
+    """
+    families: dict[str, list[NDArray[Any]]] = {}
     for name in graph.observed:
         site = graph.sites[name]
         family = site.family[0] if site.family else name
         value = np.asarray(data[name], np.float64)
-        families.setdefault(family, []).append(
-            np.asarray(_on_scale(site, value)).reshape(len(value), -1)
-        )
+        families.setdefault(family, []).append(_to_real_line(site, value).reshape(len(value), -1))
     names, columns = [], []
     for family, parts in families.items():
-        rows = np.concatenate(parts, 1)
-        if rows.shape[1] == 0:
+        elements = np.concatenate(parts, 1)
+        if elements.shape[1] == 0:
             continue
-        kinds: dict[str, Any] = {
+        functions: dict[str, Any] = {
             "mean": np.mean,
             "spread": np.std,
-            "least": np.min,
-            "largest": np.max,
+            "minimum": np.min,
+            "maximum": np.max,
         }
-        if rows.shape[1] == 1:
-            kinds = {"value": np.mean}
-        for kind, function in kinds.items():
+        if elements.shape[1] == 1:
+            functions = {"value": np.mean}
+        for kind, function in functions.items():
             names.append(f"{kind} of '{family}'")
-            columns.append(function(rows, 1))
-    number = len(next(iter(data.values())))
-    return tuple(names), np.stack(columns, 1) if columns else np.zeros((number, 0))
+            columns.append(function(elements, 1))
+    num_datasets = len(next(iter(data.values())))
+    return tuple(names), np.stack(columns, 1) if columns else np.zeros((num_datasets, 0))
 
 
-def _on_scale(site: Site, value: Table) -> Table:
-    """Where values of a support are comparable."""
-    base = base_support(site.support)
+def _to_real_line(site: Site, value: NDArray[Any]) -> NDArray[Any]:
+    """Transform values from the site's support to the scale of the networks' inputs."""
+    support = base_support(site.support)
     tiny = float(np.finfo(np.float32).tiny)
 
-    def log(x: Table) -> Table:
+    def log(x: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(np.log(np.maximum(x, tiny)))
 
-    if isinstance(base, constraints.integer_greater_than):
-        return np.asarray(np.log1p(np.maximum(value - np.asarray(base.lower_bound), 0)))
-    if isinstance(base, constraints.greater_than):
-        return log(value - np.asarray(base.lower_bound))
-    if isinstance(base, constraints.less_than):
-        return -log(np.asarray(base.upper_bound) - value)
-    if isinstance(base, constraints.interval):
-        return log(value - np.asarray(base.lower_bound)) - log(np.asarray(base.upper_bound) - value)
+    if isinstance(support, constraints.integer_greater_than):
+        return np.asarray(np.log1p(np.maximum(value - np.asarray(support.lower_bound), 0)))
+    if isinstance(support, constraints.greater_than):
+        return log(value - np.asarray(support.lower_bound))
+    if isinstance(support, constraints.less_than):
+        return -log(np.asarray(support.upper_bound) - value)
+    if isinstance(support, constraints.interval):
+        lower, upper = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
+        return np.asarray(log(value - lower) - log(upper - value))
     return value
 
 
-def _plain(values: Table) -> tuple[float, ...]:
+def _floats(values: NDArray[Any]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)

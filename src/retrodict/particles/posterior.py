@@ -79,8 +79,8 @@ class Posterior:
         rescue: the method that tempering replaced; None if the planned method was kept.
         predictive_checks: where the data lie among prior predictive data sets, one for each data
             set; empty if the compiled model has no reference for its arguments.
-        individual: row → posterior of the data sets that were not computed with the batch, such as
-            those rescued by tempering.
+        individual: index of a data set → its posterior, where it was not computed with the batch,
+            as after a rescue by tempering.
 
     Example:
         >>> import jax.numpy as jnp

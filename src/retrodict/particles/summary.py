@@ -1,4 +1,4 @@
-"""A posterior in; its table of moments, or ArviZ's own object, out."""
+"""Table of moments of a posterior, and its conversion to ArviZ."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def summary(posterior: Posterior, round_to: Rounding) -> pd.DataFrame:
             label = f"{name}[{', '.join(map(str, index))}]" if index else name
             mean, sd, mcse = (float(m[number]) for m in moments)
             low, high = weighted_hdi(flat[:, number], np.asarray(posterior.log_weights), 0.94)
-            # a site that never varies is known exactly by as many draws as there are
+            # The mean of a constant has no error.
             effective = (sd / mcse) ** 2 if mcse > 0.0 else float(posterior.ess)
             rows[label] = [mean, sd, low, high, mcse, effective]
     columns = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "ess"]
@@ -43,7 +43,7 @@ def to_arviz(posterior: Posterior) -> Any:
         raise ImportError(
             "to_arviz() needs ArviZ, which is not installed: pip install arviz"
         ) from error
-    # a key of its own, the same every time: the same posterior gives the same draws
+    # A fixed key, so that the same posterior always gives the same draws.
     particle = systematic(jax.random.key(0), posterior.log_weights, posterior.num_particles)
     draws = {name: np.asarray(value[particle])[None] for name, value in posterior.samples.items()}
     stats = {
@@ -51,33 +51,33 @@ def to_arviz(posterior: Posterior) -> Any:
         "particle": np.asarray(particle)[None],
     }
     data = {name: np.asarray(value) for name, value in posterior.data.items()}
-    known = {name: list(names) for name, names in posterior.dims.items()}
 
     def dataset(values: Mapping[str, np.ndarray], **options: Any) -> Any:
-        dims = {name: known[name] for name in values if name in known}
-        # ArviZ leaves this function without types
+        dims = {name: list(posterior.dims[name]) for name in values if name in posterior.dims}
+        # ArviZ does not annotate this function.
         return arviz.dict_to_dataset(  # type: ignore[no-untyped-call, unused-ignore]
             values, coords=dict(posterior.coords), dims=dims, **options
         )
 
-    measures = {
+    scalars = {
         name: float(getattr(posterior, name))
         for name in ("ess", "pareto_k", "log_evidence", "log_evidence_se")
     }
     groups = {
         "posterior": dataset(draws),
-        "sample_stats": dataset(stats).assign(measures),
+        "sample_stats": dataset(stats).assign(scalars),
     }
     groups["sample_stats"].attrs.update(
         trust=posterior.trust,
         method=posterior.method,
         reasons=" ".join(posterior.diagnostics.reasons),
     )
-    old = int(arviz.__version__.split(".")[0]) < 1
+    before_1 = int(arviz.__version__.split(".")[0]) < 1
     if data:
-        # data have no chain and no draw; ArviZ 1.0 renamed the option that says so
-        groups["observed_data"] = dataset(data, **{"default_dims" if old else "sample_dims": []})
-    if old:
+        # Data have no axes of chains and draws. ArviZ 1.0 renamed the option.
+        option = "default_dims" if before_1 else "sample_dims"
+        groups["observed_data"] = dataset(data, **{option: []})
+    if before_1:
         return arviz.InferenceData(**groups)
     import xarray
 
@@ -85,6 +85,7 @@ def to_arviz(posterior: Posterior) -> Any:
 
 
 def _rounded(table: pd.DataFrame, round_to: Rounding) -> pd.DataFrame:
+    """Round the table as `Posterior.summary` describes."""
     if round_to is None:
         return table
     table["ess"] = table["ess"].round(0)

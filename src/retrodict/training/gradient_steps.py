@@ -69,7 +69,9 @@ heldout_loss = jax.jit(_heldout_loss, static_argnames="batch")
 @cache
 def heldout_loss_once() -> Any:
     """`heldout_loss` for a single evaluation: it compiles faster and runs slower."""
-    return jax.jit(_heldout_loss, static_argnames="batch", compiler_options=supported_options(FAST_COMPILE))
+    return jax.jit(
+        _heldout_loss, static_argnames="batch", compiler_options=supported_options(FAST_COMPILE)
+    )
 
 
 @cache

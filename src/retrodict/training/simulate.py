@@ -32,9 +32,8 @@ from retrodict.training.rejections import RejectionCounts
 MIN_DRAWS_TO_REFUSE = 1000
 MAX_DROPPED = 0.95
 
-Examples: TypeAlias = (
-    Any  # (x, context), each a pytree whose leaves have a leading axis of examples
-)
+# A pair (x, context) of pytrees whose leaves have a leading axis of examples.
+Examples: TypeAlias = Any
 
 
 class _CopyChoice(NamedTuple):
@@ -108,18 +107,18 @@ class Simulator:
 
     def _choose_copies(self, rng: np.random.Generator, draws: int) -> "_CopyChoice":
         """Choose copies at random, from each assembly in proportion to its number of copies."""
-        wanted, totals = self.examples_per_draw, self._num_copies
+        size, totals = self.examples_per_draw, self._num_copies
         copies = []
         for total in totals:
             # Stratified, so that no copy is chosen twice for one draw.
-            count = -(-wanted * total // sum(totals))
+            count = -(-size * total // sum(totals))
             edges = np.linspace(0, total, count + 1).astype(int)
             copies.append(rng.integers(edges[:-1], edges[1:], (draws, count), np.int32))
         number = sum(part.shape[1] for part in copies)
-        if number == wanted:
+        if number == size:
             return _CopyChoice(tuple(copies), None)
         orders = np.tile(np.arange(number, dtype=np.int32), (draws, 1))
-        return _CopyChoice(tuple(copies), rng.permuted(orders, axis=1)[:, :wanted])
+        return _CopyChoice(tuple(copies), rng.permuted(orders, axis=1)[:, :size])
 
     def _examples_of_draw(self, choice: "_CopyChoice", values: dict[str, Array]) -> Examples:
         values = {**values, **self.designs}

@@ -165,7 +165,8 @@ class _TrainingRun:
 
     def _set_shapes(self, number: int) -> Examples:
         return jax.tree.map(
-            lambda leaf: shape_dtype((number, *leaf.shape), leaf.dtype), self.simulator.example_shapes
+            lambda leaf: shape_dtype((number, *leaf.shape), leaf.dtype),
+            self.simulator.example_shapes,
         )
 
     def begin(self, first: SyntheticSet) -> None:

@@ -1,17 +1,26 @@
-"""A compiled model and its calibration in; a page that says whether to trust it out."""
+"""HTML report on a compiled model: verdict, calibration, structure and training."""
 
 from pathlib import Path
 
 from retrodict.compiled import Compiled
-from retrodict.evaluation.report.checks import Checked, Verdict, judge
+from retrodict.evaluation.report.verdict import CalibrationResult, Verdict, judge
 
-__all__ = ["Checked", "Verdict", "judge", "write_report"]
+__all__ = ["CalibrationResult", "Verdict", "judge", "write_report"]
 
 
-def write_report(path: str | Path, compiled: Compiled, calibration: Checked | None = None) -> Path:
-    """Write the report as one self-contained HTML file; gives the path back.
+def write_report(
+    path: str | Path, compiled: Compiled, calibration: CalibrationResult | None = None
+) -> Path:
+    """Write the report as one self-contained HTML file.
 
-    Without a calibration it shows the structure and the training, and says that nothing was tried.
+    Args:
+        path: of the file.
+        compiled: the model to report on.
+        calibration: result of `retrodict.calibrate`; without it the report shows structure and
+            training only, and says so.
+
+    Returns:
+        The path.
     """
     from retrodict.evaluation.report.page import page
 

@@ -1,7 +1,7 @@
-"""Numbers in; small charts as SVG that takes its colours from the page out.
+"""Small charts as SVG that takes its colours and fonts from the page.
 
-Matplotlib draws; its colours, fonts and sizes then give way to the page's, so that one chart serves
-light and dark, and a phone shows it at its own size.
+Matplotlib draws with placeholder colours, which are then replaced by CSS variables: one chart
+serves light and dark colour schemes, and scales to the width of the screen.
 """
 
 import re
@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Colours that stand for those of the page.
+# Placeholders for the colours of the page.
 INK, MUTED, ACCENT, BAND, BAD = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
-_NAMES = {INK: "ink", MUTED: "muted", ACCENT: "accent", BAND: "band", BAD: "poor"}
+_CSS_NAMES = {INK: "ink", MUTED: "muted", ACCENT: "accent", BAND: "band", BAD: "poor"}
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "retrodict",
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 def chart(
     draw: Callable[[Axes], None], label: str, *, size: tuple[float, float] = SIZE, title: str = ""
 ) -> str:
-    """An SVG element of what `draw` draws; `label` says in words what it shows."""
+    """Render a chart as an SVG element; `label` describes it for screen readers."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor="none")
         axes = figure.subplots()
@@ -62,25 +62,25 @@ def _themed(document: str, label: str) -> str:
     head, rest = svg.split(">", 1)
     width, height = (float(n) for n in re.findall(r'(?:width|height)="([0-9.]+)pt"', head))
     box = f'viewBox="0 0 {width:g} {height:g}" style="aspect-ratio: {width:g} / {height:g}"'
-    for colour, name in _NAMES.items():
+    for colour, name in _CSS_NAMES.items():
         rest = rest.replace(colour, f"var(--{name})")
-    # Fonts are the page's; sizes stay.
+    # Use the page's font family, but keep the sizes.
     rest = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px", rest)
     rest = re.sub(r"font-family: [^;\"]*;?", "", rest)
     return f'<svg class="chart" {box} role="img" aria-label="{escape(label)}">{rest}'
 
 
 def learning_curve(steps: Sequence[int], loss: Sequence[float], refreshes: Sequence[int]) -> str:
-    """Held-out loss over steps; marks where new data were drawn."""
+    """Draw held-out loss over steps, with marks where new data were simulated."""
 
     def draw(axes: Axes) -> None:
         axes.plot(steps, loss, color=ACCENT)
         finite = np.asarray([value for value in loss if np.isfinite(value)])
         if finite.size:
-            # The first losses are far above the rest, and would flatten it.
+            # The first losses are far larger, and would flatten the rest of the curve.
             low, high = finite.min(), np.quantile(finite, 0.9)
-            room = max(high - low, 1e-3)
-            axes.set_ylim(low - 0.15 * room, high + 0.6 * room)
+            height = max(high - low, 1e-3)
+            axes.set_ylim(low - 0.15 * height, high + 0.6 * height)
         bottom = axes.get_xaxis_transform()
         axes.plot(refreshes, np.zeros(len(refreshes)), "|", color=MUTED, ms=5, transform=bottom)
         axes.set_xlabel("gradient steps")
@@ -91,8 +91,8 @@ def learning_curve(steps: Sequence[int], loss: Sequence[float], refreshes: Seque
     return chart(draw, f"Held-out loss over {steps[-1] if steps else 0} steps, {last} at the end")
 
 
-def bars(values: Mapping[str, float], most: float, axis: str, chosen: str) -> str:
-    """One bar a name, the chosen one in colour."""
+def bars(values: Mapping[str, float], maximum: float, axis: str, chosen: str) -> str:
+    """Draw one bar for each name, with the chosen one highlighted."""
 
     def draw(axes: Axes) -> None:
         names = list(values)[::-1]
@@ -100,13 +100,13 @@ def bars(values: Mapping[str, float], most: float, axis: str, chosen: str) -> st
         axes.barh(names, [values[name] for name in names], color=colours, height=0.6)
         for row, name in enumerate(names):
             axes.text(values[name], row, f" {values[name]:.0f}", va="center", color=INK)
-        axes.set_xlim(0, most)
+        axes.set_xlim(0, maximum)
         axes.set_xlabel(axis)
         axes.spines["left"].set_visible(False)
         axes.tick_params(left=False, labelcolor=INK)
 
-    said = ", ".join(f"{name} {value:.0f}" for name, value in values.items())
-    return chart(draw, f"{axis}: {said}", size=(3.5, 0.9 + 0.32 * len(values)))
+    text = ", ".join(f"{name} {value:.0f}" for name, value in values.items())
+    return chart(draw, f"{axis}: {text}", size=(3.5, 0.9 + 0.32 * len(values)))
 
 
 def histogram(
@@ -117,21 +117,20 @@ def histogram(
     bad: tuple[float, float] | None = None,
     bins: int = 24,
 ) -> str:
-    """How often values occur; those within `bad` in the colour of warning."""
-    inside = np.clip(values, *limits)
+    """Draw a histogram; bars within `bad` have the warning colour."""
+    clipped = np.clip(values, *limits)
 
     def draw(axes: Axes) -> None:
         edges = np.linspace(*limits, bins + 1)
-        heights, _ = np.histogram(inside, edges)
-        middle = (edges[1:] + edges[:-1]) / 2
-        worrying = [bad is not None and bad[0] <= m < bad[1] for m in middle]
-        colours = [BAD if wrong else ACCENT for wrong in worrying]
-        axes.bar(middle, heights, width=0.92 * (edges[1] - edges[0]), color=colours)
+        heights, _ = np.histogram(clipped, edges)
+        centres = (edges[1:] + edges[:-1]) / 2
+        colours = [BAD if bad and bad[0] <= centre < bad[1] else ACCENT for centre in centres]
+        axes.bar(centres, heights, width=0.92 * (edges[1] - edges[0]), color=colours)
         axes.set_xlim(*limits)
         axes.set_xlabel(axis)
         axes.set_ylabel("data sets")
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95]) if len(values) else (0.0,) * 3
-    label = f"Histogram of {axis}: median {middle:.3g}, from {low:.3g} to {high:.3g} in nine of ten"
+    low, median, high = np.quantile(values, [0.05, 0.5, 0.95]) if len(values) else (0.0,) * 3
+    label = f"Histogram of {axis}: median {median:.3g}, 90 % between {low:.3g} and {high:.3g}"
     return chart(draw, label)

@@ -1,4 +1,4 @@
-"""Text and numbers in; escaped pieces of HTML out."""
+"""Escaped pieces of HTML: tables, figures, lists."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -9,36 +9,36 @@ __all__ = ["Cell", "bullets", "cards", "code", "escape", "figure", "figures", "n
 
 
 class Cell(NamedTuple):
-    """A cell of a table that is HTML already, with a class."""
+    """A table cell: HTML that needs no escaping, and a CSS class."""
 
     html: str
-    kind: str = ""
+    css_class: str = ""
 
 
 def number(value: float, digits: int = 3) -> Cell:
-    """A number, aligned to the right."""
+    """Format a number, aligned to the right."""
     if isinstance(value, int):
         return Cell(f"{value:,}", "number")
     return Cell(f"{value:.{digits}g}" if isfinite(value) else "–", "number")
 
 
 def code(text: object) -> Cell:
-    """Names from the user's own code."""
+    """Format a name from the user's code."""
     return Cell(f"<code>{escape(str(text))}</code>")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
-    """A table that scrolls by itself if the page is too narrow for it."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
+    """Make a table that scrolls where the page is too narrow for it."""
     cells = [[c if isinstance(c, Cell) else Cell(escape(c)) for c in row] for row in rows]
-    kinds = [cell.kind for cell in cells[0]] if cells else [""] * len(head)
+    classes = [cell.css_class for cell in cells[0]] if cells else [""] * len(header)
     titles = "".join(
-        f"<th scope='col'{_kind('number' if kind == 'number' else '')}>{escape(title)}</th>"
-        for title, kind in zip(head, kinds, strict=True)
+        f"<th scope='col'{_class('number' if name == 'number' else '')}>{escape(title)}</th>"
+        for title, name in zip(header, classes, strict=True)
     )
     body = "\n".join(
         "<tr>"
         + f"<th scope='row'>{row[0].html}</th>"
-        + "".join(f"<td{_kind(cell.kind)}>{cell.html}</td>" for cell in row[1:])
+        + "".join(f"<td{_class(cell.css_class)}>{cell.html}</td>" for cell in row[1:])
         + "</tr>"
         for row in cells
     )
@@ -48,31 +48,31 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
     )
 
 
-def _kind(kind: str) -> str:
-    return f" class='{kind}'" if kind else ""
+def _class(name: str) -> str:
+    return f" class='{name}'" if name else ""
 
 
-def cards(facts: Mapping[str, str]) -> str:
-    """A few numbers that matter, each with what it is."""
-    inside = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>"
-        for what, value in facts.items()
+def cards(values: Mapping[str, str]) -> str:
+    """Make a row of cards, each a value with its label."""
+    items = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
+        for label, value in values.items()
     )
-    return f"<dl class='cards'>{inside}</dl>"
+    return f"<dl class='cards'>{items}</dl>"
 
 
-def figure(svg: str, caption: str, kind: str = "") -> str:
-    """A picture with what is to be seen in it; the caption is HTML."""
-    inside = f"<div class='{kind}' tabindex='0'>{svg}</div>" if kind else svg
-    return f"<figure>{inside}<figcaption>{caption}</figcaption></figure>"
+def figure(svg: str, caption: str, css_class: str = "") -> str:
+    """Make a figure; the caption is HTML."""
+    content = f"<div class='{css_class}' tabindex='0'>{svg}</div>" if css_class else svg
+    return f"<figure>{content}<figcaption>{caption}</figcaption></figure>"
 
 
 def figures(items: Iterable[str]) -> str:
-    """Figures side by side, as many as there is room for."""
+    """Place figures side by side, as many as fit."""
     return f"<div class='figures'>{''.join(items)}</div>"
 
 
 def bullets(items: Iterable[str]) -> str:
-    """A list; nothing if it is empty."""
-    inside = "".join(f"<li>{escape(item)}</li>" for item in items)
-    return f"<ul>{inside}</ul>" if inside else ""
+    """Make a list; nothing if it is empty."""
+    content = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<ul>{content}</ul>" if content else ""

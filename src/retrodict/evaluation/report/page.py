@@ -1,7 +1,7 @@
-"""A compiled model and its calibration in; one self-contained page of HTML out.
+"""The whole page of the report, as one self-contained HTML document.
 
-No scripts, no fonts, no network: what is needed to read it is in the file. Someone who has never
-heard of the method should understand the verdict.
+It has no scripts, no web fonts and no network requests. The verdict is written for readers who do
+not know the method.
 """
 
 from importlib.metadata import version
@@ -9,47 +9,54 @@ from importlib.resources import files
 
 from retrodict.compiled import Compiled, parameter_count
 from retrodict.evaluation.report import sections
-from retrodict.evaluation.report.checks import Checked, Verdict, calibration_section, facts, judge
+from retrodict.evaluation.report.calibration_section import calibration_section
 from retrodict.evaluation.report.markup import bullets, cards, escape
+from retrodict.evaluation.report.verdict import (
+    CalibrationResult,
+    Verdict,
+    headline_numbers,
+    judge,
+)
 
 _ABOUT = """
 <details><summary>What is this about?</summary>
-<p>A statistical model says how unknown quantities produce data. Inference goes the other way: from
-data back to what is unknown, as a cloud of weighted guesses called a posterior.</p>
-<p>Before any data were seen, retrodict simulated data from the model, again and again, and trained
-neural networks to guess the unknowns from the data. Given real data, the networks propose guesses
-at once; each guess is then weighed by how well it fits the data under the model itself. If the
-networks guess badly, few guesses carry weight and the answer is coarse, but the weights remain
-right. This page shows how good the guesses are.</p></details>
+<p>A statistical model describes how unknown quantities generate data. Inference goes the other way:
+from data to the unknowns, as a set of weighted draws called a posterior.</p>
+<p>Before any data were available, retrodict simulated data from the model and trained neural
+networks to propose the unknowns given the data. Given real data, the networks propose draws at
+once; each draw is then weighted by the density of the model itself. If the networks propose badly,
+few draws carry weight and the posterior is imprecise, but the weights remain correct. This page
+shows how good the proposals are.</p></details>
 """
 
-_WORDS = {
-    "Effective sample size": "How many independent draws from the exact posterior the weighted "
-    "particles are worth. Of 1000 particles, 500 is very good; below 30, means are guesses.",
+_GLOSSARY = {
+    "Effective sample size": "The number of independent draws from the exact posterior that the "
+    "weighted particles are worth. Of 1000 particles, 500 is very good; below 30, means are not "
+    "reliable.",
     "Calibration": "Simulate unknowns and data from the model, infer the unknowns from the data, "
-    "and see where the truth falls among the draws. If the answers are right, it falls anywhere "
-    "with the same chance: the rank is uniform.",
-    "Coverage": "How often an interval that claims to hold the truth with some probability does.",
-    "Pareto k̂": "How heavy the tail of the weights is. Below 0.5 all is well; above 0.7 a few "
-    "guesses carry so much that means cannot be relied on.",
-    "Trust": "What every answer says of itself, from its weights: good, fair, or poor with the "
-    "reasons.",
-    "Held-out loss": "The average of −log q over synthetic data that the networks were not trained "
+    "and compute the rank of the true value among the draws. If the posteriors are correct, the "
+    "rank is uniform.",
+    "Coverage": "How often an interval that claims to hold the true value with some probability "
+    "does.",
+    "Pareto k̂": "How heavy the tail of the weights is. Below 0.5 is good; above 0.7 a few draws "
+    "carry so much weight that means are not reliable.",
+    "Trust": "What each posterior reports about itself, from its weights: good, fair, or poor, "
+    "with the reasons.",
+    "Held-out loss": "The mean of −log q over synthetic data that the networks were not trained "
     "on, in nats. It can be compared between trainings of one model, not between models.",
 }
 
 
-def page(compiled: Compiled, calibration: Checked | None, title: str) -> str:
-    """The whole document."""
-    verdict = judge(calibration)
+def page(compiled: Compiled, calibration: CalibrationResult | None, title: str) -> str:
+    """Return the HTML document."""
     style = files("retrodict.evaluation.report").joinpath("style.css").read_text(encoding="utf-8")
     contents = [
-        ("Does it give the right answers?", calibration_section(calibration)),
-        ("The model, and the model turned round", sections.structure(compiled)),
-        ("The networks", sections.factors(compiled)),
+        ("Calibration: are the results correct?", calibration_section(calibration)),
+        ("The model and its inverse", sections.structure(compiled)),
+        ("Networks", sections.factors(compiled)),
         ("Training", sections.training(compiled)),
-        ("How it infers", sections.plan(compiled)),
-        ("Words", _glossary()),
+        ("Inference method", sections.plan(compiled)),
+        ("Glossary", _glossary()),
     ]
     body = "\n".join(f"<section><h2>{escape(head)}</h2>{text}</section>" for head, text in contents)
     return f"""<!DOCTYPE html>
@@ -65,12 +72,12 @@ def page(compiled: Compiled, calibration: Checked | None, title: str) -> str:
 </head>
 <body>
 <main>
-<header><p>Compiled inference, checked</p><h1>{escape(title)}</h1></header>
-{_verdict(verdict)}
+<header><p>Report on a compiled model</p><h1>{escape(title)}</h1></header>
+{_verdict(judge(calibration))}
 {cards(_numbers(compiled, calibration))}
 {_ABOUT}
 {body}
-<footer>Made by retrodict {escape(version("retrodict"))}.</footer>
+<footer>Written by retrodict {escape(version("retrodict"))}.</footer>
 </main>
 </body>
 </html>
@@ -85,22 +92,20 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _numbers(compiled: Compiled, calibration: Checked | None) -> dict[str, str]:
+def _numbers(compiled: Compiled, calibration: CalibrationResult | None) -> dict[str, str]:
     history = compiled.history
     seconds = sum(h.seconds for h in history.networks.values())
-    spent = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    dropped = sum(history.rejected.values()) / max(history.simulated, 1)
-    found = {} if calibration is None else facts(calibration)
-    number = len(compiled.networks)
+    rejected_share = sum(history.rejected.values()) / max(history.simulated, 1)
+    num_networks = len(compiled.networks)
     return {
-        **found,
-        f"network{'s' if number > 1 else ''} trained": str(number),
-        "weights in them": f"{parameter_count(compiled.networks):,}",
-        "spent on training": spent,
-        "of simulated draws rejected": f"{dropped:.1%}" if dropped else "none",
+        **({} if calibration is None else headline_numbers(calibration)),
+        f"network{'s' if num_networks > 1 else ''} trained": str(num_networks),
+        "network weights": f"{parameter_count(compiled.networks):,}",
+        "training time": f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min",
+        "of simulated draws rejected": f"{rejected_share:.1%}" if rejected_share else "none",
     }
 
 
 def _glossary() -> str:
-    inside = "".join(f"<dt>{escape(w)}</dt><dd>{escape(m)}</dd>" for w, m in _WORDS.items())
-    return f"<dl class='words'>{inside}</dl>"
+    items = "".join(f"<dt>{escape(w)}</dt><dd>{escape(m)}</dd>" for w, m in _GLOSSARY.items())
+    return f"<dl class='glossary'>{items}</dl>"
