@@ -22,7 +22,6 @@ from oracles import (
     repeated,
     runs,
 )
-
 from retrodict.inference import batched_vmap
 from retrodict.inference.methods import Inference
 from retrodict.inference.planning import PLAN_PARTICLES, Planner, evidence_program
@@ -176,9 +175,7 @@ def test_densities_counted_at_once_are_those_counted_by_stage():
     model = compiled("rates")
     data = {site: jnp.asarray(value) for site, value in data_of("rates").items()}
     outcomes = [
-        jax.jit(SMC(model.proposal, 50, systematic, threshold).run)(
-            model.networks, key(4), data
-        )
+        jax.jit(SMC(model.proposal, 50, systematic, threshold).run)(model.networks, key(4), data)
         for threshold in (0.0, jnp.asarray(0.0))
     ]
     assert len(outcomes[0][1].ess_by_stage) > 1

@@ -35,7 +35,10 @@ def batch_size(graph: Graph, num_particles: int, num_datasets: int, memory: int)
 
 
 def map_datasets(
-    run: Callable[[PRNGKeyArray, Values], Any], keys: PRNGKeyArray, data: Mapping[str, Any], size: int
+    run: Callable[[PRNGKeyArray, Values], Any],
+    keys: PRNGKeyArray,
+    data: Mapping[str, Any],
+    size: int,
 ) -> Any:
     """The outputs of `run` for all data sets, `size` of them at a time, as NumPy arrays.
 
@@ -49,7 +52,9 @@ def map_datasets(
     for start in range(0, num_datasets, size):
         # The last batch is filled up from the first rows, so that it needs no other program.
         rows = np.arange(start, start + size) % num_datasets
-        output = jax.device_get(run(keys[rows], {name: value[rows] for name, value in data.items()}))
+        output = jax.device_get(
+            run(keys[rows], {name: value[rows] for name, value in data.items()})
+        )
         num_new = min(size, num_datasets - start)
         parts.append(jax.tree.map(lambda leaf, num_new=num_new: leaf[:num_new], output))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

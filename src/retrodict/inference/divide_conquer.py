@@ -1,13 +1,14 @@
 """Divide-and-conquer SMC over the plates of a model.
 
 Every element of a plate has a population of its own, which is weighted and resampled by itself.
-Where a factor outside of the plate is sampled, the populations of the elements are merged (Lindsten et
-al. 2014; Paige & Wood 2016, sec. 5.2). Nested plates make a tree. All elements of a plate are
+Where a factor outside of the plate is sampled, the populations of the elements are merged (Lindsten
+et al. 2014; Paige & Wood 2016, sec. 5.2). Nested plates make a tree. All elements of a plate are
 processed in one vectorised operation.
 
-Densities are counted by the stages of `DensitySchedule.merging`, in the population of the element they
-belong to. A leaf whose prior is counted only higher up in the tree has no proper target of its own: a
-learned marginal m of its latents replaces the prior, and is divided out where the prior is counted.
+Densities are counted by the stages of `DensitySchedule.merging`, in the population of the element
+they belong to. A leaf whose prior is counted only higher up in the tree has no proper target of its
+own: a learned marginal m of its latents replaces the prior, and is divided out where the prior is
+counted.
 """
 
 from collections.abc import Sequence

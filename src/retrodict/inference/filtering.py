@@ -1,8 +1,8 @@
 """Streaming particle filter: one observation at a time, at constant cost and memory.
 
-The proposal is the learned p(x_t | past, y_t), see Paige & Wood (2016), fig. 4 and sec. 5.3. Latents
-outside of time cannot be proposed from a series that is still to come: they are sampled from the prior
-at the start.
+The proposal is the learned p(x_t | past, y_t), see Paige & Wood (2016), fig. 4 and sec. 5.3.
+Latents outside of time cannot be proposed from a series that is still to come: they are sampled
+from the prior at the start.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,8 @@ class FilterState(eqx.Module):
 
     Attributes:
         population: the particles as the next step needs them.
-        samples: site → `(particles, *shape)`: latents of the last step, and latents outside of time.
+        samples: site → `(particles, *shape)`: latents of the last step and latents outside of
+            time.
         time: how many steps have been taken.
     """
 

@@ -4,8 +4,8 @@ Every move leaves p(x) p(y | x)^λ invariant, whatever the networks say.
 
 - Continuous latents: Hamiltonian Monte Carlo from BlackJAX on the unconstrained coordinates.
 - Discrete latents: some copies of a factor are sampled again by the factor's network given all else
-  (Metropolis within the factors), and some coordinates are changed at random, which works even where
-  the network is useless. Both are accepted or rejected by the whole density, so that no
+  (Metropolis within the factors), and some coordinates are changed at random, which works even
+  where the network is useless. Both are accepted or rejected by the whole density, so that no
   independence between copies is assumed. How many change at once is adapted to the acceptance rate.
 """
 
@@ -286,9 +286,7 @@ def tempered_log_density(densities: LogDensities, lam: Float[Array, ""]) -> Floa
     return jnp.where(impossible, -jnp.inf, log_density)
 
 
-def diverged(
-    before: Float[Array, ""], after: Float[Array, ""], num_reals: int
-) -> Bool[Array, ""]:
+def diverged(before: Float[Array, ""], after: Float[Array, ""], num_reals: int) -> Bool[Array, ""]:
     """Whether a trajectory ended where it cannot have been accepted.
 
     It may lose no more log density than the kinetic energy it began with, which is about half the
@@ -317,9 +315,7 @@ def _accept_or_reject(
     return jax.tree.map(partial(jnp.where, accept), proposal, state), probability
 
 
-def adapt(
-    kernels: MCMCKernels, tuning: Tuning, metric: Int[Array, ""], infos: SweepInfo
-) -> Tuning:
+def adapt(kernels: MCMCKernels, tuning: Tuning, metric: Int[Array, ""], infos: SweepInfo) -> Tuning:
     """Adapt step size and number of changes to a sweep of a population.
 
     The step size is the mean of the log step sizes weighted by the jumps they led to (Fearnhead &
@@ -339,9 +335,7 @@ def adapt(
     )
 
 
-def _choose(
-    rng_key: PRNGKeyArray, total: int, number: Float[Array, ""]
-) -> Bool[Array, " total"]:
+def _choose(rng_key: PRNGKeyArray, total: int, number: Float[Array, ""]) -> Bool[Array, " total"]:
     """A random subset of `total` elements, of expected size `number`."""
     order_key, round_key = jax.random.split(rng_key)
     size = jnp.floor(number + jax.random.uniform(round_key))

@@ -1,7 +1,7 @@
 """Posterior inference by a given method, for one data set or for many.
 
-The program of each setting is compiled once and kept; from then on only values change. See sec. 2 of
-Paige & Wood (2016).
+The program of each setting is compiled once and kept; from then on only values change. See sec. 2
+of Paige & Wood (2016).
 """
 
 from collections.abc import Callable, Mapping

@@ -63,9 +63,7 @@ class SiteDensities:
         return map_particles(lambda latents: evaluate({**data, **latents}), latents, num_particles)
 
 
-def map_particles(
-    fn: Callable[[Values], Result], latents: Values, num_particles: int
-) -> Result:
+def map_particles(fn: Callable[[Values], Result], latents: Values, num_particles: int) -> Result:
     """The function of every particle's latents; evaluated once if there are no latents.
 
     Args:
@@ -85,6 +83,4 @@ def any_possible(
     densities: dict[str, Float[Array, "particles *index"]],
 ) -> dict[str, Bool[Array, ""]]:
     """For each site, whether every element has a particle that gives it a positive density."""
-    return {
-        name: jnp.all(jnp.any(density > -jnp.inf, 0)) for name, density in densities.items()
-    }
+    return {name: jnp.all(jnp.any(density > -jnp.inf, 0)) for name, density in densities.items()}

@@ -1,16 +1,16 @@
 """Sequential Monte Carlo over the stages of an inverse.
 
-Stage n samples the latents of its factors from the proposal and multiplies the weights by
-γ_n / (γ_{n−1} q_n), where the target γ_n is the product of the densities whose variables are all known
-(`DensitySchedule`). Without resampling this is importance sampling; with resampling in the order of
-the inverse it is SMC (Paige & Wood 2016, sec. 2.1, eq. 3); a stage that is a series in time is a
-particle filter.
+Stage n samples the latents of its factors from the proposal, and multiplies the weights by
+γ_n / (γ_{n−1} q_n), where the target γ_n is the product of the densities whose variables are all
+known (`DensitySchedule`). Without resampling this is importance sampling; with resampling in the
+order of the inverse it is SMC (Paige & Wood 2016, sec. 2.1, eq. 3); a stage that is a series in
+time is a particle filter.
 
-Latents θ that are sampled before a series, from a proposal that has read all of it, need a target of
-their own. If p(θ) / q(θ | y) were counted at once, the target of the first stage would be the prior, and
-resampling would discard what the network has learned from the data. If it were counted at the end,
-the intermediate targets would contain the data twice. So each of the T steps counts an equal part, and
-the target after step t is
+Latents θ that are sampled before a series, from a proposal that has read all of it, need a target
+of their own. If p(θ) / q(θ | y) were counted at once, the target of the first stage would be the
+prior, and resampling would discard what the network has learned from the data. If it were counted
+at the end, the intermediate targets would contain the data twice. So each of the T steps counts an
+equal part, and the target after step t is
 
     γ_t(θ, x_1:t) = q(θ | y) [p(θ) / q(θ | y)]^{t/T} p(x_1:t, y_1:t | θ).
 
@@ -228,7 +228,7 @@ class SMC:
         values = state.population.values
         needed = {n: value for n, value in values.items() if self._last_reads[n] >= number}
         finished = {n: value for n, value in values.items() if n not in needed}
-        # Values are passed by position, not by name, so that stages of equal shapes are traced once.
+        # Values are passed by position, not by name: stages of equal shapes are traced once.
         population, info = self._resample_traced(
             rng_key, state.population.with_values(list(needed.values()))
         )
@@ -270,7 +270,7 @@ class SMC:
             samples, log_q = proposal.draw_copies(networks, randomness, factor, values)
             return samples, sum_all(log_q)
 
-        # Batches would repeat what depends on the data alone, which is all there is without latents.
+        # Each batch would repeat what depends on the data alone; without latents that is all.
         bytes_each = proposal.working_bytes(networks, stage) if population.values else 0
         context = proposal.looks_at(stage)
         latents = {n: v for n, v in population.values.items() if context is None or n in context}

@@ -2,24 +2,24 @@
 
 The path is p(x) p(y | x)^λ with λ from 0 to 1. Each stage reweights, resamples, and moves every
 particle by MCMC (Neal 2001; Del Moral, Doucet & Jasra 2006). The next λ is the largest one that
-keeps the wanted share of particles effective, so that a posterior which is ten thousand times narrower
-than the prior takes more temperatures, not more particles.
+keeps the wanted share of particles effective, so that a posterior which is ten thousand times
+narrower than the prior takes more temperatures, not more particles.
 
-The initial draws come half from the networks and half from the prior, and are weighted as draws from
-the mixture ½ q + ½ p. If q is nearly right, the first λ is nearly 1; if it is wrong, its draws get no
-weight, and those of the prior remain. The path q^{1−λ} γ^λ would be shorter at times, but a q that is
-narrow and in the wrong place remains a spike on it at every λ < 1, and a q with thin tails keeps
-them thin.
+The initial draws come half from the networks and half from the prior, and are weighted as draws
+from the mixture ½ q + ½ p. If q is nearly right, the first λ is nearly 1; if it is wrong, its draws
+get no weight, and those of the prior remain. The path q^{1−λ} γ^λ would be shorter at times, but a
+q that is narrow and in the wrong place remains a spike on it at every λ < 1, and a q with thin
+tails keeps them thin.
 
 An adaptive pilot run chooses the temperatures and the parameters of the moves; a second run with
-these fixed gives an unbiased Ẑ. Both consist of islands, which share the path but no draw: the spread
-between islands estimates the error of the result, whatever its cause.
+these fixed gives an unbiased Ẑ. Both consist of islands, which share the path but no draw: the
+spread between islands estimates the error of the result, whatever its cause.
 
 A model with time is treated alike: its whole trajectory is the particle. Gradients run through the
-scan, so that one move changes all steps at a cost linear in their number; discrete states are sampled
-again by the networks of their steps. Conditional SMC would need a filter for every particle, and
-resample-move on the parameters alone would keep the states of a poor proposal. Poor mixing of these
-moves shows in the grade.
+scan, so that one move changes all steps at a cost linear in their number; discrete states are
+sampled again by the networks of their steps. Conditional SMC would need a filter for every
+particle, and resample-move on the parameters alone would keep the states of a poor proposal. Poor
+mixing of these moves shows in the grade.
 """
 
 from collections.abc import Callable
@@ -175,7 +175,10 @@ class TemperedSMC:
             return scored, jnp.logaddexp(log_q, scored.densities.prior) - np.log(2.0)
 
         def draw_pair(keys: PRNGKeyArray) -> tuple[ScoredParticle, Array]:
-            pair = target.sample_proposal(networks, keys[0], data), target.sample_prior(keys[1], data)
+            pair = (
+                target.sample_proposal(networks, keys[0], data),
+                target.sample_prior(keys[1], data),
+            )
             return jax.vmap(score)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair))
 
         return InitialDraws(*jax.tree.map(_merge_axes, self._map_particles(draw_pair, keys)))
@@ -364,9 +367,9 @@ class TemperedSMC:
 class Candidates(NamedTuple):
     """The particles from which a stage resamples.
 
-    The candidates of each island are the initial draws, followed by the particles of the stage before.
-    Their log weight at λ is `log_base` + λ log p(y | x), and −inf for particles at the first
-    stage and for initial draws later on.
+    The candidates of each island are the initial draws, followed by the particles of the stage
+    before. Their log weight at λ is `log_base` + λ log p(y | x), and −inf for particles at the
+    first stage and for initial draws later on.
     """
 
     particles: ScoredParticle

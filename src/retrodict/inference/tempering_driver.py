@@ -1,7 +1,7 @@
 """Posterior inference by tempered SMC, for one data set at a time.
 
-A pilot run of tempered SMC chooses the path, and a second run with this path fixed gives the evidence.
-The posterior consists of the particles of both.
+A pilot run of tempered SMC chooses the path, and a second run with this path fixed gives the
+evidence. The posterior consists of the particles of both.
 """
 
 import time

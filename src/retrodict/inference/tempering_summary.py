@@ -1,10 +1,10 @@
 """Summary and grade of a posterior found by tempered SMC.
 
-After the last resampling all weights are equal, so that they show nothing of the error. The grade rests
-on the islands of `tempered_smc` instead. They share the path but no draw, so the spread of their means
-is the error of the mean, and the spread of their evidences that of the evidence, whether it comes from
-weights, from moves that do not mix, or from modes that few draws found. A mode that all islands
-miss remains undetected.
+After the last resampling all weights are equal, so that they show nothing of the error. The grade
+rests on the islands of `tempered_smc` instead. They share the path but no draw, so the spread of
+their means is the error of the mean, and the spread of their evidences that of the evidence,
+whether it comes from weights, from moves that do not mix, or from modes that few draws found. A
+mode that all islands miss remains undetected.
 """
 
 from typing import Any, NamedTuple
@@ -153,7 +153,7 @@ def _log_evidence_se(log_evidence: Vector, variance: Vector) -> float:
     ratios = np.exp(log_evidence - np.max(log_evidence))
     relative = float(np.var(ratios, ddof=1) / np.mean(ratios) ** 2)
     if finite.size > 1:
-        relative = max(relative, float(np.expm1(min(np.var(finite, ddof=1), 100.0))))
+        relative = max(relative, float(np.expm1(min(float(np.var(finite, ddof=1)), 100.0))))
     relative = max(relative, float(np.mean(variance)))
     return SHARED_PATH_INFLATION * float(np.sqrt(relative / variance.size))
 

@@ -4,9 +4,9 @@ The target after stage n is the product of the densities whose variables have al
 
     γ_n(x_{1:n}) = ∏ { p(v | parents of v) : v and its parents are data or sampled by stage n },
 
-so every density is counted exactly once, at the stage where the last of its variables is sampled. The
-importance weights of stage n are γ_n / (γ_{n−1} q_n), and their product over all stages is p(x, y) / q(x | y).
-Importance sampling, SMC, divide and conquer and tempering all follow this schedule.
+so every density is counted exactly once, at the stage where the last of its variables is sampled.
+Stage n multiplies the weights by γ_n / (γ_{n−1} q_n), and the product over all stages is
+p(x, y) / q(x | y). Importance sampling, SMC, divide and conquer and tempering follow this schedule.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,15 +18,13 @@ from retrodict.graph.graph import Graph
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 
-NO_LATENTS = -1
-
 
 @dataclass(frozen=True)
 class DensitySchedule:
     """The stages at which the densities of a model's sites are counted.
 
-    A stage is a set of factors that are sampled together: one factor outside of time, or all factors
-    of the steps of one scan. Stages are numbered from 0 in sampling order.
+    A stage is a set of factors that are sampled together: one factor outside of time, or all
+    factors of the steps of one scan. Stages are numbered from 0 in sampling order.
 
     Attributes:
         inverse: the inverse whose factors are sampled.
@@ -78,21 +76,18 @@ class DensitySchedule:
     def closing_stage(self) -> dict[str, int]:
         """For each counted site, the stage that samples the last variable of its density.
 
-        It is `NO_LATENTS` where the density depends on data alone.
+        It is the first stage for a density that depends on data alone.
         """
         return {name: self._last_sampled(name) for name in self.counted}
 
     def _last_sampled(self, name: str) -> int:
         variables = (name, *self.graph.parents(name))
-        return max(self.sampling_stage.get(variable, NO_LATENTS) for variable in variables)
+        return max(self.sampling_stage.get(variable, 0) for variable in variables)
 
     @cached_property
     def closing(self) -> tuple[tuple[str, ...], ...]:
-        """For each stage, the sites whose densities it counts.
-
-        Densities that depend on data alone are counted at the first stage.
-        """
-        return self._by_stage(self.closing_stage, len(self.stages))
+        """For each stage, the sites whose densities it counts."""
+        return _invert(self.closing_stage, len(self.stages))
 
     def last_reads(self, contexts: Sequence[Collection[str] | None]) -> dict[str, int]:
         """For each latent, the last stage that reads its value, to sample or to count a density.
@@ -117,15 +112,13 @@ class DensitySchedule:
     def merging_stage(self) -> dict[str, int]:
         """For each counted site, the stage that counts its density in divide and conquer.
 
-        There every stage has one population for each element of its factor's plates, and a density is
-        counted at the first stage where all its variables are sampled and the site lies in all of
-        these plates. It is the number of stages for a density that no stage can count, which is
+        There every stage has one population for each element of its factor's plates, and a density
+        is counted at the first stage where all its variables are sampled and the site lies in all
+        of these plates. It is the number of stages for a density that no stage can count, which is
         left to the root, where all populations are merged.
         """
-        return {
-            name: stage if stage == NO_LATENTS else self._first_within_plates(name, stage)
-            for name, stage in self.closing_stage.items()
-        }
+        stages = self.closing_stage.items()
+        return {name: self._first_within_plates(name, stage) for name, stage in stages}
 
     def _first_within_plates(self, name: str, earliest: int) -> int:
         plates = set(self.graph.sites[name].plates)
@@ -136,15 +129,15 @@ class DensitySchedule:
     @cached_property
     def merging(self) -> tuple[tuple[str, ...], ...]:
         """For each stage of divide and conquer, and last for the root, the sites it counts."""
-        return self._by_stage(self.merging_stage, len(self.inverse.factors) + 1)
+        return _invert(self.merging_stage, len(self.inverse.factors) + 1)
 
     @cached_property
     def marginal_stages(self) -> dict[int, int]:
         """When a marginal of a factor's latents replaces their prior, in divide and conquer.
 
-        A stage whose latents have a prior that is counted later has no proper target of its own. From
-        that stage on, a learned marginal m of the factor's latents is a part of the target; it is
-        divided out at the stage that counts the last of their priors.
+        A stage whose latents have a prior that is counted later has no proper target of its own.
+        From that stage on, a learned marginal m of the factor's latents is a part of the target; it
+        is divided out at the stage that counts the last of their priors.
 
         Returns:
             first stage with the marginal → stage that divides it out.
@@ -155,9 +148,10 @@ class DensitySchedule:
         }
         return {number: end for number, end in last.items() if end > number}
 
-    @staticmethod
-    def _by_stage(stage: dict[str, int], num_stages: int) -> tuple[tuple[str, ...], ...]:
-        names: list[list[str]] = [[] for _ in range(num_stages)]
-        for name, number in stage.items():
-            names[max(number, 0)].append(name)
-        return tuple(map(tuple, names))
+
+def _invert(stages: dict[str, int], num_stages: int) -> tuple[tuple[str, ...], ...]:
+    """The names of each stage."""
+    names: list[list[str]] = [[] for _ in range(num_stages)]
+    for name, stage in stages.items():
+        names[stage].append(name)
+    return tuple(map(tuple, names))

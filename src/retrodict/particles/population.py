@@ -17,8 +17,8 @@ class Population(NamedTuple, Generic[ParticleValues]):
     """Weighted particles.
 
     Attributes:
-        values: a tree of arrays with the particles on the first axis: latents by site name, or what a
-            particle filter carries from step to step.
+        values: a tree of arrays with the particles on the first axis: latents by site name, or what
+            a particle filter carries from step to step.
         log_weights: normalised, so that the weights sum to one.
         log_evidence: log Ẑ of the densities counted so far.
         num_nonfinite: how many weights were NaN or +inf and were set to zero.
