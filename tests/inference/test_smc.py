@@ -47,8 +47,8 @@ def untrained_case(name, method):
     return untrained(case.model, case.observed, method, **case.kwargs)
 
 
-# Parameters before a series, densities outside of the scan that close with it, a reversed scan,
-# latents from their own conditional, a loop, a series sampled against time, plates and nested plates.
+# Parameters before a series, a density outside of the scan that closes with it, latents from their
+# own conditional, a loop, a reversed scan, a series sampled against time, plates, nested plates.
 @pytest.mark.parametrize(
     ("name", "method"),
     [
