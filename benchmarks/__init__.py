@@ -1,1 +1,1 @@
-"""Benchmarks: ratios taken in one run, each with the command that repeats it."""
+"""Benchmarks against other packages; `python -m benchmarks` runs them."""

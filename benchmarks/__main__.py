@@ -1,8 +1,8 @@
-"""Run benchmarks and write what they found: `python -m benchmarks [--full] [name …]`.
+"""Run benchmarks and write their results: `python -m benchmarks [--full] [name …]`.
 
-Each runs in a process of its own, so that none inherits another's compilations, and prints
-Markdown. What it printed is kept in `results/`, and `README.md` is put together from all that is
-there, so that a run of one replaces its section and leaves the others.
+Each benchmark runs in its own process, so that none reuses programs compiled by another, and prints
+Markdown. The output is stored in `results/`, and `README.md` is assembled from all stored sections:
+running one benchmark replaces its section only.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.report import note
+from benchmarks.report import log_progress
 
 FOLDER = Path(__file__).parent
 TITLES = {
@@ -49,36 +49,35 @@ in [paper](paper/README.md).
 """
 
 
-def section(name: str, full: bool) -> str:
-    """What a benchmark prints, under its title, with the command and the machine."""
+def run_section(name: str, full: bool) -> str:
+    """Run a benchmark; return its output with a title, the command and the machine."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *(["--full"] if full else [])]
-    begun = time.perf_counter()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    minutes = (time.perf_counter() - begun) / 60
-    about = [
+    start_time = time.perf_counter()
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    minutes = (time.perf_counter() - start_time) / 60
+    details = [
         f"{datetime.date.today()}",
         f"{os.cpu_count()} cores",
         f"Python {platform.python_version()}",
         f"JAX {version('jax')}",
         f"{minutes:.1f} min",
     ]
-    shown = f"python -m benchmarks {'--full ' if full else ''}{name}"
-    return (
-        f"## {TITLES.get(name, name)}\n\n`{shown}` · {' · '.join(about)}\n\n{done.stdout.strip()}\n"
-    )
+    command_text = f"python -m benchmarks {'--full ' if full else ''}{name}"
+    header = f"## {TITLES.get(name, name)}\n\n`{command_text}` · {' · '.join(details)}"
+    return f"{header}\n\n{process.stdout.strip()}\n"
 
 
 def readme() -> str:
-    """The page: all sections there are, the known ones first."""
-    kept = {
+    """Assemble the page from all stored sections, in the order of `TITLES`."""
+    sections = {
         path.stem: path.read_text(encoding="utf-8") for path in (FOLDER / "results").glob("*.md")
     }
-    order = [*(name for name in TITLES if name in kept), *sorted(set(kept) - set(TITLES))]
-    return "\n".join([INTRODUCTION, *(kept[name] for name in order)])
+    order = [*(name for name in TITLES if name in sections), *sorted(set(sections) - set(TITLES))]
+    return "\n".join([INTRODUCTION, *(sections[name] for name in order)])
 
 
 def main() -> None:
-    """Run those named, or all."""
+    """Run the benchmarks named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(TITLES), metavar="name")
     parser.add_argument("--full", action="store_true", help="the long settings")
@@ -89,19 +88,17 @@ def main() -> None:
     (FOLDER / "results").mkdir(exist_ok=True)
     failed = []
     for name in options.names:
-        note(f"\n== {name}")
+        log_progress(f"\n== {name}")
         try:
-            found = section(name, options.full)
+            text = run_section(name, options.full)
         except subprocess.CalledProcessError:
             failed.append(name)
             continue
-        print(found, flush=True)
-        (FOLDER / "results" / f"{name}.md").write_text(found, encoding="utf-8")
+        print(text, flush=True)
+        (FOLDER / "results" / f"{name}.md").write_text(text, encoding="utf-8")
         (FOLDER / "README.md").write_text(readme(), encoding="utf-8")
     if failed:
-        sys.exit(
-            f"these ended with an error, and their sections are as before: {', '.join(failed)}"
-        )
+        sys.exit(f"failed, with their sections unchanged: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

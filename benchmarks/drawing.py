@@ -1,10 +1,10 @@
-"""How much does a draw cost: in one pass, in one pass for each coordinate, and in other libraries.
+"""Cost of sampling: in one pass, with a pass for each coordinate, and in other libraries.
 
-Run as `python -m benchmarks.drawing [--full]`. A draw comes with its log density. Networks have the
-same hidden layers, real coordinates and a context of the same size, the same for all draws. flowjax
-and zuko read a shift and a scale from their last layer, in one transformation: one Gaussian for
-each coordinate. Ours is measured with that, beside its wide component, and with the ten Gaussians
-that are its default.
+Run as `python -m benchmarks.drawing [--full]`. Draws come with their log densities. All networks
+have the same hidden layers, real coordinates and one context of the same size for all draws.
+flowjax and zuko use one transformation with a shift and a scale from the last layer: one Gaussian
+for each coordinate. retrodict is measured with one Gaussian and its defensive component, and with
+ten Gaussians, its default.
 """
 
 import json
@@ -22,7 +22,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from benchmarks import report
-from benchmarks.peers import Peer, environment, in_turn
+from benchmarks.peers import Peer, environment, run_interleaved
 from retrodict._xla.jit import low_latency_jit
 from retrodict.estimators.conditional import MADE, ConditionalMADE, Latent, Value
 from retrodict.estimators.coordinates import unflatten
@@ -38,44 +38,44 @@ PEERS = {
 
 
 def real(number: int) -> tuple[Latent, ...]:
-    """So many real coordinates."""
+    """A latent vector of real coordinates."""
     return (Latent("x", constraints.real_vector, (number,)),)
 
 
 def binary(number: int) -> tuple[Latent, ...]:
-    """So many binary coordinates."""
+    """A latent vector of binary coordinates."""
     return (Latent("x", BITS, (number,)),)
 
 
-def drawn(net: ConditionalMADE, keys: Any, y: Any) -> Any:
-    """Draws given one context."""
+def draw_shared_context(net: ConditionalMADE, keys: Any, y: Any) -> Any:
+    """Sample given one context."""
     return jax.vmap(net.sample_and_log_prob_encoded, (0, None))(keys, net.encode({"y": y}))
 
 
-sample = low_latency_jit(drawn)  # as for `infer`
+sample_shared = low_latency_jit(draw_shared_context)  # jitted as in `infer`
 
 
 @eqx.filter_jit
-def density(net: ConditionalMADE, x: Any, y: Any) -> Any:
-    """Densities given one context."""
+def density_shared(net: ConditionalMADE, x: Any, y: Any) -> Any:
+    """Log densities given one context."""
     return jax.vmap(net.log_prob_encoded, (None, 0))(net.encode({"y": y}), x)
 
 
 @eqx.filter_jit
 def sample_each(net: ConditionalMADE, keys: Any, y: Any) -> Any:
-    """Draws, each with a context of its own."""
+    """Sample, each draw given its own context."""
     return jax.vmap(lambda key, y: net.sample_and_log_prob(key, {"y": y}))(keys, y)
 
 
 @eqx.filter_jit
 def density_each(net: ConditionalMADE, x: Any, y: Any) -> Any:
-    """Densities, each with a context of its own."""
+    """Log densities, each given its own context."""
     return jax.vmap(lambda x, y: net.log_prob({"y": y}, x))(x, y)
 
 
 @eqx.filter_jit
-def naive(net: ConditionalMADE, keys: Any, y: Any) -> Any:
-    """Draws by a whole pass for each coordinate, as is usual."""
+def sample_sequentially(net: ConditionalMADE, keys: Any, y: Any) -> Any:
+    """Sample with a complete pass for each coordinate, as is usual."""
     encoding = net.encode({"y": y})
 
     def one(key: Any) -> Any:
@@ -85,8 +85,8 @@ def naive(net: ConditionalMADE, keys: Any, y: Any) -> Any:
             c = net._constants(row)
             (params,) = net.network.params(encoding, row, c)
             (run,) = net.network.plan
-            own = type(c)(*(column[d] for column in c))
-            return row.at[d].set(run.head.draw(params[d], noise[d], own))
+            constants_d = type(c)(*(column[d] for column in c))
+            return row.at[d].set(run.head.draw(params[d], noise[d], constants_d))
 
         row = jax.lax.fori_loop(0, noise.shape[0], draw, jnp.zeros(noise.shape[0]))
         x = unflatten(net.latents, row)
@@ -95,58 +95,59 @@ def naive(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     return jax.vmap(one)(keys)
 
 
-def timed(call: Callable[[], Any]) -> Callable[[int], float]:
-    """The call, compiled; it gives the seconds it takes."""
+def time_call(call: Callable[[], Any]) -> Callable[[int], float]:
+    """Compile a call; return a function that measures its seconds."""
     jax.block_until_ready(call())
 
     def run(_: int) -> float:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         jax.block_until_ready(call())
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     return run
 
 
 def network(latents: tuple[Latent, ...], components: int = 10) -> ConditionalMADE:
-    """An untrained network, which takes as long as any."""
+    """An untrained network, which is as fast as a trained one."""
     options = MADE(hidden=(WIDTH,) * DEPTH, components=components, context=())
     return options.build(jax.random.key(0), latents, INPUTS)
 
 
-def against_density(numbers: Sequence[int], repeats: int) -> None:
-    """A table of draws in units of a density's time."""
+def compare_with_density(numbers: Sequence[int], repeats: int) -> None:
+    """Print the time of sampling relative to that of the log density."""
     rows = []
     for name, latents in {"20 binary": binary(20), "10 real": real(10)}.items():
         net = network(latents)
         y = jax.random.normal(jax.random.key(1), (max(numbers), CONTEXT))
         for number in numbers:
-            report.note(f"draws of {name}: {number}")
-            keys, own = jax.random.split(jax.random.key(2), number), y[:number]
-            x, _ = sample(net, keys, y[0])
+            report.log_progress(f"draws of {name}: {number}")
+            keys, own_contexts = jax.random.split(jax.random.key(2), number), y[:number]
+            x, _ = sample_shared(net, keys, y[0])
             calls = {
-                "density": timed(partial(density, net, x, y[0])),
-                "one pass": timed(partial(sample, net, keys, y[0])),
-                "naive": timed(partial(naive, net, keys, y[0])),
-                "density each": timed(partial(density_each, net, x, own)),
-                "each": timed(partial(sample_each, net, keys, own)),
+                "density": time_call(partial(density_shared, net, x, y[0])),
+                "one pass": time_call(partial(sample_shared, net, keys, y[0])),
+                "naive": time_call(partial(sample_sequentially, net, keys, y[0])),
+                "density each": time_call(partial(density_each, net, x, own_contexts)),
+                "each": time_call(partial(sample_each, net, keys, own_contexts)),
             }
-            times = {n: np.array(t) for n, t in in_turn(calls, repeats, pause=0.05).items()}
+            results = run_interleaved(calls, repeats, pause=0.05)
+            times = {call: np.array(seconds) for call, seconds in results.items()}
             rows.append(
                 [
                     f"{name}, {number} draws",
-                    report.spread(times["density"], 1e3),
-                    report.spread(times["one pass"] / times["density"]),
-                    report.spread(times["naive"] / times["density"]),
-                    report.spread(times["each"] / times["density each"]),
+                    report.format_quartiles(times["density"], 1e3),
+                    report.format_quartiles(times["one pass"] / times["density"]),
+                    report.format_quartiles(times["naive"] / times["density"]),
+                    report.format_quartiles(times["each"] / times["density each"]),
                 ]
             )
     print("Time to sample, relative to the time of `log_prob` for the same number of draws.")
     header = ["latents", "log_prob, ms", "one pass", "a pass for each coordinate", "own contexts"]
-    report.table(header, rows)
+    report.print_table(header, rows)
 
 
-def against_peers(dimensions: Sequence[int], number: int, repeats: int) -> None:
-    """Tables of draws by dimension, and whether the target is reached."""
+def compare_with_peers(dimensions: Sequence[int], number: int, repeats: int) -> None:
+    """Print times of sampling by dimension, and whether the target is reached."""
     sizes = json.dumps({"context": CONTEXT, "width": WIDTH, "depth": DEPTH})
     folder = Path(__file__).parent
     keys, y = jax.random.split(jax.random.key(2), number), jnp.linspace(-1.0, 1.0, CONTEXT)
@@ -159,69 +160,70 @@ def against_peers(dimensions: Sequence[int], number: int, repeats: int) -> None:
             for name, packages in PEERS.items()
         }
         for size in dimensions:
-            report.note(f"draws of {size} real coordinates")
+            report.log_progress(f"draws of {size} real coordinates")
             calls: dict[str, Callable[[int], float]] = {}
             for components in COMPONENTS:
                 net = network(real(size), components)
-                calls[f"ours {components}"] = timed(partial(sample, net, keys, y))
-                calls[f"N passes {components}"] = timed(partial(naive, net, keys, y))
+                calls[f"ours {components}"] = time_call(partial(sample_shared, net, keys, y))
+                sequentially = partial(sample_sequentially, net, keys, y)
+                calls[f"N passes {components}"] = time_call(sequentially)
             for name, peer in peers.items():
                 calls[name] = lambda seed, peer=peer, size=size: float(
                     peer.ask(size, number, seed)[0]
                 )
                 calls[name](0)
-            times[size] = {n: np.array(t) for n, t in in_turn(calls, repeats).items()}
+            times[size] = {n: np.array(t) for n, t in run_interleaved(calls, repeats).items()}
     print(f"\n### {number} draws with their log densities, by dimension")
     for components in COMPONENTS:
-        compared(times, components)
+        print_comparison(times, components)
 
 
-def compared(times: Mapping[int, Mapping[str, np.ndarray]], components: int) -> None:
-    """The table of ours with so many Gaussians for each coordinate."""
-    what = f"{components} Gaussian{'s' * (components > 1)} per coordinate"
+def print_comparison(times: Mapping[int, Mapping[str, np.ndarray]], components: int) -> None:
+    """Print the table for one number of Gaussians per coordinate."""
+    mixture = f"{components} Gaussian{'s' * (components > 1)} per coordinate"
     others = {"MADE, N passes": f"N passes {components}", **{name: name for name in PEERS}}
     ratios = {
-        size: {name: taken[key] / taken[f"ours {components}"] for name, key in others.items()}
-        for size, taken in times.items()
+        size: {name: seconds[key] / seconds[f"ours {components}"] for name, key in others.items()}
+        for size, seconds in times.items()
     }
     rows = [
-        [size, report.spread(taken[f"ours {components}"], 1e3)]
-        + [report.spread(ratio) for ratio in ratios[size].values()]
-        for size, taken in times.items()
+        [size, report.format_quartiles(seconds[f"ours {components}"], 1e3)]
+        + [report.format_quartiles(ratio) for ratio in ratios[size].values()]
+        for size, seconds in times.items()
     ]
-    print(f"\nretrodict with {what}.")
-    report.table(["dimensions", "ours, ms", *(f"{name} / ours" for name in others)], rows)
+    print(f"\nretrodict with {mixture}.")
+    report.print_table(["dimensions", "ours, ms", *(f"{name} / ours" for name in others)], rows)
     at_20 = {name: float(np.median(ratio)) for name, ratio in ratios[20].items()}
-    found = ", ".join(f"{report.short(ratio)} ({name})" for name, ratio in at_20.items())
-    report.target(
+    speedups = ", ".join(f"{report.format_number(x)} ({name})" for name, x in at_20.items())
+    report.print_target(
         "at 20 dimensions at least 5 times faster than N passes, flowjax and zuko, "
-        f"retrodict with {what}",
-        f"speed-up: {found}",
+        f"retrodict with {mixture}",
+        f"speed-up: {speedups}",
         min(at_20.values()) >= 5,
     )
 
 
 def compile_times() -> None:
-    """A table of times to trace and compile the sampler."""
+    """Print the times to trace and compile the sampler."""
     rows = []
     for number in (20, 200):
         net = network(binary(number))
         keys = jax.random.split(jax.random.key(2), 1_000)
-        begun = time.perf_counter()
-        lowered = jax.jit(partial(drawn, net)).lower(keys, jnp.zeros(CONTEXT))
-        traced = time.perf_counter()
+        start_time = time.perf_counter()
+        lowered = jax.jit(partial(draw_shared_context, net)).lower(keys, jnp.zeros(CONTEXT))
+        trace_seconds = time.perf_counter() - start_time
         lowered.compile()
-        done = time.perf_counter()
-        rows.append([f"{number} binary", f"{traced - begun:.2f}", f"{done - traced:.2f}"])
+        compile_seconds = time.perf_counter() - start_time - trace_seconds
+        rows.append([f"{number} binary", f"{trace_seconds:.2f}", f"{compile_seconds:.2f}"])
     print("\n### Compiling the sampler")
-    report.table(["latents", "trace, s", "compile, s"], rows)
+    report.print_table(["latents", "trace, s", "compile, s"], rows)
 
 
 def main() -> None:
-    """All tables."""
-    full = report.full(__doc__)
-    against_density((100, 1_000, 10_000) if full else (1_000,), 15 if full else 7)
-    against_peers((5, 10, 20, 40), 1_000, 15 if full else 5)
+    """Print all tables."""
+    full = report.parse_full_flag(__doc__)
+    compare_with_density((100, 1_000, 10_000) if full else (1_000,), 15 if full else 7)
+    compare_with_peers((5, 10, 20, 40), 1_000, 15 if full else 5)
     compile_times()
 
 

@@ -1,7 +1,7 @@
-"""flowjax's masked autoregressive flow, for `benchmarks.drawing`, in an environment of its own.
+"""Time of sampling from flowjax's masked autoregressive flow, for `benchmarks.drawing`.
 
-For every line with a number of dimensions and of draws, writes the seconds that the draws and their
-log densities took, given one context.
+Runs in its own environment. For every input line with a number of dimensions, a number of draws and
+a seed, it prints the seconds for the draws and their log densities, given one context.
 """
 
 import json
@@ -16,17 +16,17 @@ from flowjax.flows import masked_autoregressive_flow
 
 sizes = json.loads(sys.argv[1])
 context = jnp.linspace(-1.0, 1.0, sizes["context"])
-made = {}
+flows = {}
 
 
 @eqx.filter_jit
 def draw(flow, key, number):
-    """Draws and their log densities."""
+    """Sample, with log densities."""
     return flow.sample_and_log_prob(key, (number,), condition=context)
 
 
-def compiled(dimensions, number):
-    """A function of a key."""
+def build_flow(dimensions, number):
+    """Build a flow and compile its sampler."""
     flow = masked_autoregressive_flow(
         jax.random.key(0),
         base_dist=Normal(jnp.zeros(dimensions)),
@@ -41,9 +41,9 @@ def compiled(dimensions, number):
 
 for line in sys.stdin:
     dimensions, number, seed = map(int, line.split())
-    if (dimensions, number) not in made:
-        made[dimensions, number] = compiled(dimensions, number)
+    if (dimensions, number) not in flows:
+        flows[dimensions, number] = build_flow(dimensions, number)
     key = jax.random.key(seed)
-    begun = time.perf_counter()
-    jax.block_until_ready(draw(made[dimensions, number], key, number))
-    print(time.perf_counter() - begun, flush=True)
+    start_time = time.perf_counter()
+    jax.block_until_ready(draw(flows[dimensions, number], key, number))
+    print(time.perf_counter() - start_time, flush=True)

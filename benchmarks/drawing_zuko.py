@@ -1,7 +1,7 @@
-"""zuko's masked autoregressive flow, for `benchmarks.drawing`, in an environment of its own.
+"""Time of sampling from zuko's masked autoregressive flow, for `benchmarks.drawing`.
 
-For every line with a number of dimensions and of draws, writes the seconds that the draws and their
-log densities took, given one context.
+Runs in its own environment. For every input line with a number of dimensions, a number of draws and
+a seed, it prints the seconds for the draws and their log densities, given one context.
 """
 
 import json
@@ -13,24 +13,24 @@ import zuko
 
 sizes = json.loads(sys.argv[1])
 context = torch.linspace(-1.0, 1.0, sizes["context"])
-made = {}
+flows = {}
 
 
 def draw(flow, number):
-    """Draws and their log densities."""
+    """Sample, with log densities."""
     with torch.no_grad():
         return flow(context).rsample_and_log_prob((number,))
 
 
 for line in sys.stdin:
     dimensions, number, seed = map(int, line.split())
-    if dimensions not in made:
+    if dimensions not in flows:
         hidden = [sizes["width"]] * sizes["depth"]
-        made[dimensions] = zuko.flows.MAF(
+        flows[dimensions] = zuko.flows.MAF(
             dimensions, sizes["context"], transforms=1, hidden_features=hidden
         )
-        draw(made[dimensions], number)
+        draw(flows[dimensions], number)
     torch.manual_seed(seed)
-    begun = time.perf_counter()
-    draw(made[dimensions], number)
-    print(time.perf_counter() - begun, flush=True)
+    start_time = time.perf_counter()
+    draw(flows[dimensions], number)
+    print(time.perf_counter() - start_time, flush=True)

@@ -1,9 +1,9 @@
-"""How do time and memory grow with the problem, and how long is a start: nothing above linear.
+"""Growth of time and memory with the size of the problem, and the time of a cold start.
 
-Run as `python -m benchmarks.growth [--full]`. Every size is measured in a process of its own, whose
-peak memory is taken. Exponents are fitted by least squares to the logarithms over the upper half of
-the sizes, where fixed costs no longer hide them. "Read" is tracing, inverting and building
-networks; "first" is a first answer, compiled by XLA; "warm" one after that.
+Run as `python -m benchmarks.growth [--full]`. Each size is measured in its own process, whose peak
+memory is recorded. Exponents are fitted by least squares of logarithms over the upper half of the
+sizes, where fixed costs matter less. "Read" is tracing, inverting and building networks; "first" is
+the first inference, with XLA's compilation; "warm" is a later one.
 """
 
 import json
@@ -22,189 +22,220 @@ import numpy as np
 
 import retrodict as rd
 from benchmarks import report
-from benchmarks.growing import WARM
-from benchmarks.peers import in_turn
+from benchmarks.growth_worker import WARMUP_STEPS
+from benchmarks.peers import run_interleaved
 from retrodict.demos.models import pumps
 
-ABOUT = {
+DESCRIPTIONS = {
     "elements": "pumps in a plate, 10 particles",
     "steps": "steps of a stream, 100 particles, bootstrap",
     "factors": "factors of a loop over sites, 10 particles",
     "stages": "stages of a loop over sites, with resampling, 10 particles",
     "particles": "particles, regression",
 }
-# A little above one is what caches and memory allocation do to a linear cost.
-LINEAR = 1.15
-# In MB, what a process may take more in the course of a stream.
-FLAT = 1.0
+# Caches and memory allocation make the measured exponent of a linear cost exceed one a little.
+MAX_LINEAR_EXPONENT = 1.15
+# Allowed growth of peak memory during a stream, in MB.
+MAX_STREAM_GROWTH_MB = 1.0
 
 
-def measured(kind: str, sizes: Sequence[int], limit: float) -> dict[int, dict[str, Any]]:
-    """By size, until one takes longer than the limit."""
-    found = {}
+def measure(kind: str, sizes: Sequence[int], limit: float) -> dict[int, dict[str, Any]]:
+    """Measure all sizes, until one takes longer than the limit in seconds."""
+    results = {}
     for size in sizes:
-        report.note(f"growth: {size} {kind}")
-        command = [sys.executable, "-m", "benchmarks.growing", kind, str(size)]
-        begun = time.perf_counter()
+        report.log_progress(f"growth: {size} {kind}")
+        command = [sys.executable, "-m", "benchmarks.growth_worker", kind, str(size)]
+        start_time = time.perf_counter()
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, check=True, stdout=subprocess.PIPE, text=True, timeout=10 * limit
             )
         except subprocess.TimeoutExpired:
             print(f"\nStopped: {size} {kind} took more than {10 * limit:.0f} s.")
             break
-        found[size] = json.loads(done.stdout)
-        if time.perf_counter() - begun > limit and size != sizes[-1]:
-            left = ", ".join(map(str, sizes[sizes.index(size) + 1 :]))
-            print(f"\nStopped at {size} {kind}, past {limit:.0f} s; not tried: {left}.")
+        results[size] = json.loads(process.stdout)
+        if time.perf_counter() - start_time > limit and size != sizes[-1]:
+            remaining = ", ".join(map(str, sizes[sizes.index(size) + 1 :]))
+            print(f"\nStopped at {size} {kind}, past {limit:.0f} s; not tried: {remaining}.")
             break
-    return found
+    return results
 
 
 def section(kind: str, sizes: Sequence[int], limit: float) -> None:
-    """A table of one kind, and the exponents."""
-    print(f"\n### {ABOUT[kind].capitalize()}")
-    found = measured(kind, sizes, limit)
+    """Print the table and the growth exponents of one kind."""
+    print(f"\n### {DESCRIPTIONS[kind].capitalize()}")
+    results = measure(kind, sizes, limit)
+    if kind == "steps":
+        print_stream_table(results)
+    else:
+        print_table(results)
+    if len(results) < 3:
+        print("Too few sizes for exponents.")
+        return
+    columns = {
+        "warm": [np.median(result["warm"]) for result in results.values()],
+        "read": [result["read"] for result in results.values()],
+        "memory": [max(result["added"], 1.0) for result in results.values()],
+    }
+    if kind != "steps":
+        columns["first"] = [result["first"] for result in results.values()]
+    exponents = {name: report.growth_exponent(list(results), c) for name, c in columns.items()}
+    text = ", ".join(f"{name} {exponent:.2f}" for name, exponent in exponents.items())
+    report.print_target(
+        f"at most linear growth with {kind} (exponents up to {MAX_LINEAR_EXPONENT} count as "
+        "linear)",
+        f"exponents: {text}",
+        max(exponents.values()) <= MAX_LINEAR_EXPONENT,
+    )
+    if kind == "steps":
+        print_stream_verdict(results)
+
+
+def print_table(results: dict[int, dict[str, Any]]) -> None:
+    """Print times and memory by size."""
     rows = [
         [
             size,
-            report.short(seen["read"]),
-            *([report.short(seen["first"])] if "first" in seen else []),
-            report.spread(seen["warm"], 1e3) if kind != "steps" else report.short(seen["warm"][0]),
-            *([report.short(1e6 * seen["late"]), seen["bytes"]] if "late" in seen else []),
-            report.short(seen["peak"]),
-            report.short(seen["added"]),
+            report.format_number(result["read"]),
+            report.format_number(result["first"]),
+            report.format_quartiles(result["warm"], 1e3),
+            report.format_number(result["peak"]),
+            report.format_number(result["added"]),
         ]
-        for size, seen in found.items()
+        for size, result in results.items()
     ]
-    header = ["", "read, s", "first, s", "warm, ms", "peak, MB", "added, MB"]
-    if kind == "steps":
-        header = ["", "read, s", "all steps, s", "last steps, µs", "bytes of state", "peak, MB", "added, MB"]  # fmt: skip  # noqa: E501
-    report.table(header, rows)
-    if len(found) < 3:
-        print("Too few sizes for exponents.")
-        return
-    tried = list(found)
-    exponents = {
-        "warm": report.exponent(tried, [np.median(seen["warm"]) for seen in found.values()]),
-        "read": report.exponent(tried, [seen["read"] for seen in found.values()]),
-        "memory": report.exponent(tried, [max(seen["added"], 1.0) for seen in found.values()]),
-    }
-    if kind != "steps":
-        first = [seen["first"] for seen in found.values()]
-        exponents["first"] = report.exponent(tried, first)
-    said = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
-    worst = max(exponents.values())
-    report.target(
-        f"at most linear growth with {kind} (exponents up to {LINEAR} count as linear)",
-        f"exponents: {said}",
-        worst <= LINEAR,
+    report.print_table(["", "read, s", "first, s", "warm, ms", "peak, MB", "added, MB"], rows)
+
+
+def print_stream_table(results: dict[int, dict[str, Any]]) -> None:
+    """Print times and memory of a stream by its number of steps."""
+    rows = [
+        [
+            size,
+            report.format_number(result["read"]),
+            report.format_number(result["warm"][0]),
+            report.format_number(1e6 * result["late"]),
+            result["bytes"],
+            report.format_number(result["peak"]),
+            report.format_number(result["added"]),
+        ]
+        for size, result in results.items()
+    ]
+    header = ["", "read, s", "all steps, s", "last steps, µs", "bytes of state"]
+    report.print_table([*header, "peak, MB", "added, MB"], rows)
+
+
+def print_stream_verdict(results: dict[int, dict[str, Any]]) -> None:
+    """Print whether a stream uses constant memory."""
+    state_sizes = {result["bytes"] for result in results.values()}
+    growth = max(result["grown"] for result in results.values())
+    report.print_target(
+        "streaming uses constant memory",
+        f"the state has {max(state_sizes)} bytes throughout, and the peak memory of the process "
+        f"grows by at most {growth:.2f} MB from step {WARMUP_STEPS} to step {max(results)}",
+        len(state_sizes) == 1 and growth < MAX_STREAM_GROWTH_MB,
     )
-    if kind == "steps":
-        sizes_of_state = {seen["bytes"] for seen in found.values()}
-        grown = max(seen["grown"] for seen in found.values())
-        report.target(
-            "streaming uses constant memory",
-            f"the state has {max(sizes_of_state)} bytes throughout, and the peak memory of the "
-            f"process grows by at most {grown:.2f} MB from step {WARM} to step {tried[-1]}",
-            len(sizes_of_state) == 1 and grown < FLAT,
-        )
 
 
-def imports(repeats: int) -> None:
-    """Cold starts of Python with one import, against NumPyro's.
+def compare_imports(repeats: int) -> None:
+    """Print the time of a fresh process with one import, for retrodict and NumPyro.
 
-    Both find their bytecode in a cache, as packages that are installed do; ours, imported from the
-    sources, has none where Python is told not to write it.
+    Both have cached bytecode, as installed packages do. The cache is written here because retrodict
+    may be imported from a source folder, with PYTHONDONTWRITEBYTECODE set.
     """
-    report.note("growth: imports")
+    report.log_progress("growth: imports")
     names = ("retrodict", "numpyro")
     with tempfile.TemporaryDirectory() as cache:
-        written = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        written["PYTHONPYCACHEPREFIX"] = cache
+        environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environ["PYTHONPYCACHEPREFIX"] = cache
 
         def start(module: str) -> float:
-            begun = time.perf_counter()
-            subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=written)
-            return time.perf_counter() - begun
+            start_time = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=environ)
+            return time.perf_counter() - start_time
 
         calls = {name: (lambda _, name=name: start(name)) for name in names}
         for call in calls.values():
             call(0)
-        times = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
+        times = {name: np.array(rows) for name, rows in run_interleaved(calls, repeats).items()}
     print("\n### Cold start")
-    rows = [[f"`import {name}`", report.spread(times[name])] for name in names]
-    report.table(["a fresh process, bytecode cached", "s"], rows)
+    rows = [[f"`import {name}`", report.format_quartiles(times[name])] for name in names]
+    report.print_table(["a fresh process, bytecode cached", "s"], rows)
     ratio = float(np.median(times["retrodict"]) / np.median(times["numpyro"]))
-    report.target(
+    report.print_target(
         "`import retrodict` takes at most 1.5 times as long as `import numpyro`",
         f"{ratio:.2f} times",
         ratio <= 1.5,
     )
 
 
-FIRST = """
+FIRST_INFERENCE_SCRIPT = """
 import json, sys, time
 import jax
 import retrodict as rd
-from benchmarks.inferring import CASES
+from benchmarks.newdata_worker import CASES
 case = CASES["pumps"]
-begun = time.perf_counter()
+start_time = time.perf_counter()
 compiled = rd.load(sys.argv[1], case.model)
-loaded = time.perf_counter()
+load_time = time.perf_counter()
 jax.block_until_ready(compiled.infer(jax.random.key(1), case.data, rescue=False).samples)
-print(json.dumps([loaded - begun, time.perf_counter() - loaded]))
+print(json.dumps([load_time - start_time, time.perf_counter() - load_time]))
 """
 
 
-def first_answers(repeats: int) -> None:
-    """`load` and the first `infer`, with JAX's persistent compilation cache and without."""
-    report.note("growth: first answers")
-    with tempfile.TemporaryDirectory() as text, warnings.catch_warnings():
+def time_first_inference(repeats: int) -> None:
+    """Print times of `load` and the first `infer`, with and without JAX's persistent cache."""
+    report.log_progress("growth: first inference")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = Path(text) / "pumps.rd"
+        path = Path(folder) / "pumps.rd"
         training = rd.Training(max_steps=200)
         rd.compile(
             jax.random.key(0), pumps, ("t", "y"), training=training, progress_bar=False
         ).save(path)
         cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(Path(text) / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
 
         def start(extra: dict[str, str]) -> list[float]:
-            done = subprocess.run(
-                [sys.executable, "-c", FIRST, str(path)],
+            process = subprocess.run(
+                [sys.executable, "-c", FIRST_INFERENCE_SCRIPT, str(path)],
                 check=True,
                 stdout=subprocess.PIPE,
                 text=True,
                 env={**os.environ, **extra},
             )
-            return json.loads(done.stdout)
+            return json.loads(process.stdout)
 
         calls = {"without": lambda _: start({}), "with": lambda _: start(cache)}
         calls["with"](0)
-        found = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
+        results = {name: np.array(rows) for name, rows in run_interleaved(calls, repeats).items()}
     print("\nFirst inference with a saved model, 1 000 particles, after imports.")
     header = ["JAX's persistent cache", "`load`, s", "first `infer`, s", "both, s"]
     rows = [
-        [name, report.spread(r[:, 0]), report.spread(r[:, 1]), report.spread(r.sum(1))]
-        for name, r in found.items()
+        [
+            name,
+            report.format_quartiles(r[:, 0]),
+            report.format_quartiles(r[:, 1]),
+            report.format_quartiles(r.sum(1)),
+        ]
+        for name, r in results.items()
     ]
-    report.table(header, rows)
+    report.print_table(header, rows)
 
 
 def main() -> None:
-    """All sections."""
-    full = report.full(__doc__)
+    """Print all sections."""
+    full = report.parse_full_flag(__doc__)
     limit = 300.0 if full else 120.0
-    imports(15 if full else 7)
-    first_answers(5 if full else 3)
+    compare_imports(15 if full else 7)
+    time_first_inference(5 if full else 3)
     section("elements", (10, 100, 1000, 10_000, 100_000), limit)
     section("particles", (100, 1000, 10_000, 100_000, 1_000_000), limit)
-    most = (100_000, 1_000_000) if full else (30_000,)
-    section("steps", (100, 1000, 10_000, *most), limit)
+    largest = (100_000, 1_000_000) if full else (30_000,)
+    section("steps", (100, 1000, 10_000, *largest), limit)
     section("factors", (1, 3, 10, 30, 100, 300, 1000), limit)
     section("stages", (1, 3, 10, 30, 100, 300, 1000), limit)
 

@@ -1,8 +1,8 @@
-"""PyMC's sequential Monte Carlo, for `benchmarks.newdata`, in an environment of its own.
+"""PyMC's sequential Monte Carlo, for `benchmarks.newdata`.
 
-Takes a model's name and its data as JSON; then, for every line with a number of draws and a seed,
-writes the seconds taken, and for both of its independent chains the means of all scalars, followed
-by their standard deviations over both.
+Runs in its own environment. The arguments are a model's name and its data as JSON. For every input
+line with a number of draws and a seed, it prints the seconds, the means of all scalars for both
+independent chains, and their standard deviations over both.
 """
 
 import json
@@ -20,7 +20,7 @@ CHAINS = 2
 
 
 def pumps(t, y):
-    """Failures of pumps."""
+    """The pumps model."""
     alpha = pm.Exponential("alpha", 1.0)
     beta = pm.Gamma("beta", alpha=0.1, beta=1.0)
     theta = pm.Gamma("theta", alpha=alpha, beta=beta, shape=len(y))
@@ -28,7 +28,7 @@ def pumps(t, y):
 
 
 def schools(y, sigma):
-    """Effects of coaching, with the scale taken out."""
+    """The eight schools model, non-centred."""
     mu = pm.Normal("mu", 0.0, 5.0)
     tau = pm.HalfCauchy("tau", 5.0)
     eta = pm.Normal("eta", shape=len(y))
@@ -40,11 +40,11 @@ SITES = {"pumps": ("alpha", "beta", "theta"), "schools": ("mu", "tau", "theta")}
 name, data = sys.argv[1], json.loads(sys.argv[2])
 for line in sys.stdin:
     draws, seed = map(int, line.split())
-    begun = time.perf_counter()
-    # a new data set is a new model
+    start_time = time.perf_counter()
+    # A new data set requires a new model.
     with pm.Model():
         {"pumps": pumps, "schools": schools}[name](**data)
-        found = pm.sample_smc(
+        trace = pm.sample_smc(
             draws,
             chains=CHAINS,
             cores=CHAINS,
@@ -52,8 +52,8 @@ for line in sys.stdin:
             progressbar=False,
             compute_convergence_checks=False,
         )
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start_time
     values = np.concatenate(
-        [found.posterior[site].values.reshape(CHAINS, draws, -1) for site in SITES[name]], 2
+        [trace.posterior[site].values.reshape(CHAINS, draws, -1) for site in SITES[name]], 2
     )
     print(seconds, *values.mean(1).ravel(), *values.std((0, 1)), flush=True)

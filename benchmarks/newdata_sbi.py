@@ -1,10 +1,11 @@
-"""sbi's amortized posterior, for `benchmarks.newdata` and `benchmarks.compiling`, in its own place.
+"""sbi's amortized posterior, for `benchmarks.newdata` and `benchmarks.compiling`.
 
-`train FILE SECONDS [SAVED]` takes simulations (u, x: real coordinates of latents, and data) from an
-.npz file, trains NPE with its default masked autoregressive flow until it stops by itself or the
-time is up, and writes seconds and validation loss after every epoch. `serve MODEL FILE SAVED` then
-answers lines with a number of draws and a seed: seconds, least and mean effective samples, means.
-Draws are weighted by sbi's importance sampling with the model's density, written out below.
+Runs in its own environment. `train FILE SECONDS [SAVED]` reads simulations (u, x: real coordinates
+of latents, and data) from an .npz file, trains NPE with its default masked autoregressive flow
+until it converges or the time is up, and prints seconds and validation loss of every epoch. `serve
+MODEL FILE SAVED` then answers input lines with a number of draws and a seed: seconds, minimum and
+mean of the effective samples, seconds again, and means. Draws are weighted by sbi's importance
+sampling with the model's density, which is defined below.
 """
 
 import os
@@ -21,29 +22,29 @@ from sbi.inference.posteriors import ImportanceSamplingPosterior
 from torch import distributions as dist
 
 warnings.simplefilter("ignore")
-IN_A_ROW = 5  # as in inferring.py
+CALLS_IN_A_ROW = 5  # as in newdata_worker.py
 ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-class Timed(NPE):
-    """Stops when the time is up as well."""
+class TimeLimitedNPE(NPE):
+    """NPE that also stops at a time limit, and records its losses."""
 
     limit = float("inf")
 
     def _converged(self, epoch, stop_after_epochs):
-        done = super()._converged(epoch, stop_after_epochs)
-        if not done and time.perf_counter() > self.limit:
+        converged = super()._converged(epoch, stop_after_epochs)
+        if not converged and time.perf_counter() > self.limit:
             self._neural_net.load_state_dict(self._best_model_state_dict)
             return True
-        return done
+        return converged
 
     def _summarize_epoch(self, train_loss, val_loss, start, kwargs):
         super()._summarize_epoch(train_loss, val_loss, start, kwargs)
-        self.seen.append((time.perf_counter() - self.begun, val_loss))
+        self.curve.append((time.perf_counter() - self.start_time, val_loss))
 
 
-class Wide(dist.Distribution):
-    """A prior of which a single round needs the support only: all real vectors."""
+class RealPrior(dist.Distribution):
+    """A flat prior on real vectors: single-round NPE uses only the support."""
 
     support = dist.constraints.real_vector
 
@@ -51,28 +52,28 @@ class Wide(dist.Distribution):
         super().__init__(event_shape=torch.Size([size]), validate_args=False)
 
     def sample(self, shape=()):
-        """Any draws."""
+        """Sample arbitrary vectors."""
         return 10 * torch.randn(*shape, *self.event_shape)
 
     def log_prob(self, value):
-        """Flat."""
+        """Return zeros."""
         return torch.zeros(value.shape[:-1])
 
 
 def train(path, seconds, saved=None):
-    """Write the curve, and keep the posterior."""
+    """Train, print the loss curve, and save the posterior."""
     torch.manual_seed(0)
-    held = np.load(path)
-    u, x = (torch.as_tensor(held[name], dtype=torch.float32) for name in ("u", "x"))
-    inference = Timed(prior=Wide(u.shape[1]), show_progress_bars=False)
-    inference.begun, inference.seen = time.perf_counter(), []
-    inference.limit = inference.begun + seconds
+    arrays = np.load(path)
+    u, x = (torch.as_tensor(arrays[name], dtype=torch.float32) for name in ("u", "x"))
+    inference = TimeLimitedNPE(prior=RealPrior(u.shape[1]), show_progress_bars=False)
+    inference.start_time, inference.curve = time.perf_counter(), []
+    inference.limit = inference.start_time + seconds
     inference.append_simulations(u, x)
     inference.train()
     if saved:
         Path(saved).write_bytes(pickle.dumps(inference.build_posterior()))
-    for when, loss in inference.seen:
-        print(when, loss, flush=True)
+    for elapsed, loss in inference.curve:
+        print(elapsed, loss, flush=True)
 
 
 def pumps(u, x):
@@ -107,14 +108,14 @@ def schools_latents(u):
 MODELS = {"pumps": (pumps, pumps_latents), "schools": (schools, schools_latents)}
 
 
-class Proposal:
-    """The posterior without the normalisation that a prior of full support does not need."""
+class UnnormalisedPosterior:
+    """The posterior without sbi's normalisation, which a prior of full support does not need."""
 
     def __init__(self, posterior):
         self.posterior = posterior
 
     def sample(self, shape, **_):
-        """Draws from the flow."""
+        """Sample from the flow."""
         return self.posterior.sample(shape, show_progress_bars=False)
 
     def log_prob(self, u):
@@ -126,25 +127,27 @@ def serve(name, path, saved):
     """Answer requests."""
     density, latents = MODELS[name]
     observed = torch.as_tensor(np.load(path)["observed"], dtype=torch.float32)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     posterior = pickle.loads(Path(saved).read_bytes()).set_default_x(observed)
     weighted = ImportanceSamplingPosterior(
-        lambda u, x: density(u, x.reshape(-1)), Proposal(posterior), method="importance"
+        lambda u, x: density(u, x.reshape(-1)),
+        UnnormalisedPosterior(posterior),
+        method="importance",
     ).set_default_x(observed)
-    print(time.perf_counter() - begun, flush=True)
+    print(time.perf_counter() - start_time, flush=True)
     for line in sys.stdin:
-        what, *asked = line.split()
-        number, seed = map(int, asked)
+        request, *numbers = line.split()
+        number, seed = map(int, numbers)
         torch.manual_seed(seed)
-        taken = []
-        for _ in range(1 if what == "first" else IN_A_ROW):
-            begun = time.perf_counter()
+        times = []
+        for _ in range(1 if request == "first" else CALLS_IN_A_ROW):
+            start_time = time.perf_counter()
             with torch.no_grad():
                 u, log_weights = weighted.sample((number,))
-            taken.append(time.perf_counter() - begun)
-        seconds = float(np.median(taken))
+            times.append(time.perf_counter() - start_time)
+        seconds = float(np.median(times))
         weights = torch.softmax(log_weights.double().nan_to_num(-torch.inf), 0).numpy()[:, None]
-        # draws far out, of no weight, may overflow
+        # Draws of zero weight may overflow.
         values = np.where(weights > 0, latents(u.double().numpy()), 0.0)
         mean = (weights * values).sum(0)
         variance = (weights * (values - mean) ** 2).sum(0)
@@ -153,15 +156,16 @@ def serve(name, path, saved):
 
 
 if __name__ == "__main__":
-    # sbi prints of its own accord; what is written here is for the other side alone
-    channel = os.dup(1)
+    # sbi prints to standard output: redirect that to standard error, and keep the original
+    # for the answers.
+    descriptor = os.dup(1)
     os.dup2(2, 1)
-    answers = os.fdopen(channel, "w")
-    printed = print
+    answer_stream = os.fdopen(descriptor, "w")
+    builtin_print = print
 
     def print(*words, **options):
-        """To the other side."""
-        printed(*words, file=answers, **options)
+        """Print to the original standard output."""
+        builtin_print(*words, file=answer_stream, **options)
 
     command, *arguments = sys.argv[1:]
     if command == "train":

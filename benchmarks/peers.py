@@ -1,7 +1,7 @@
-"""Names of packages in; processes with them that answer requests, and calls timed in turn, out.
+"""Peer packages in processes that answer requests, and interleaved measurements.
 
-Every peer has a virtual environment of its own, made in the user's cache folder when it is first
-needed, so that none has a say in which versions another gets.
+Each peer has its own virtual environment, created in the user's cache folder when it is first
+needed, so that the peers' requirements cannot conflict.
 """
 
 import hashlib
@@ -14,20 +14,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from benchmarks.report import note
+from benchmarks.report import log_progress
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "retrodict-benchmarks"
 Name = TypeVar("Name")
 
 
 def environment(*requirements: str) -> Path:
-    """The interpreter of an environment with these packages, as pip is to be asked for them."""
+    """Create the virtual environment with these pip requirements if missing; return its Python."""
     digest = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:8]
     name = requirements[0].replace("==", "-")
     home = CACHE / f"{name}-{digest}"
     python = home / "bin" / "python"
     if not (home / "ready").exists():
-        note(f"making an environment for {', '.join(requirements)} in {home}")
+        log_progress(f"creating an environment for {', '.join(requirements)} in {home}")
         venv.create(home, clear=True, with_pip=True)
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*command, *requirements], check=True)
@@ -36,12 +36,13 @@ def environment(*requirements: str) -> Path:
 
 
 class Peer:
-    """A script that answers a line with a line, in a process that stays alive.
+    """A process that answers each line on standard input with a line on standard output.
 
     Args:
         python: the interpreter.
-        script: what it is to run, with the arguments that follow.
-        settings: variables of its environment, beside those of this process.
+        script: the script to run.
+        arguments: of the script.
+        settings: environment variables, in addition to those of this process.
     """
 
     def __init__(self, python: Path, script: Path, *arguments: str, **settings: str) -> None:
@@ -54,15 +55,15 @@ class Peer:
         )
 
     def read(self) -> list[str]:
-        """The words of the next line it writes."""
+        """Read the next line, split into words."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args} ended without an answer")
+            raise RuntimeError(f"{self.process.args} exited without an answer")
         return line.split()
 
     def ask(self, *words: object) -> list[str]:
-        """The words of its answer."""
+        """Send a line and read the answer, split into words."""
         print(*words, file=self.process.stdin, flush=True)
         return self.read()
 
@@ -80,17 +81,20 @@ class Peer:
         self.process.wait()
 
 
-def in_turn(
+def run_interleaved(
     calls: Mapping[Name, Callable[[int], Any]], repeats: int, pause: float = 0.2
 ) -> dict[Name, list[Any]]:
-    """Call each with the number of the round, round after round; what they gave, by name.
+    """Call each function in turn, `repeats` times, with the number of the round.
 
-    They take turns so that a busy machine weighs on all alike, with a pause between, for the idle
-    threads of one spin for a while at the cost of the next.
+    Interleaving spreads the load of other processes equally. The pause is needed because idle
+    threads spin for a while after a call, which would slow down the next one.
+
+    Returns:
+        Name → results of all rounds.
     """
-    found: dict[Name, list[Any]] = {name: [] for name in calls}
+    results: dict[Name, list[Any]] = {name: [] for name in calls}
     for number in range(repeats):
         for name, call in calls.items():
-            found[name].append(call(number))
+            results[name].append(call(number))
             time.sleep(pause)
-    return found
+    return results

@@ -1,8 +1,8 @@
-"""Time of a resampling step: ours, BlackJAX's, and a bisection written out, in one run.
+"""Time of a resampling step: retrodict, BlackJAX, and a plain bisection.
 
-Run as `python -m benchmarks.resampling [--full]`. Every rule starts from log weights and ends with
-ancestor indices, under one jit; rules take turns so that a busy machine is busy for all. A ratio
-above 1 says how many times faster ours is.
+Run as `python -m benchmarks.resampling [--full]`. Each rule computes ancestor indices from log
+weights in one jitted function; the rules are measured in turn. A ratio above 1 says how many times
+faster retrodict is.
 """
 
 import time
@@ -20,8 +20,8 @@ from retrodict.particles.resampling import RESAMPLERS
 Rule = Callable[[Array, Array], Array]
 
 
-def bisection(name: str, num: int) -> Rule:
-    """Points drawn by the rule, each looked up in the cumulative weights."""
+def bisection_rule(name: str, num: int) -> Rule:
+    """Look up the points of a rule in the cumulative weights by bisection."""
 
     def rule(key: Array, log_weights: Array) -> Array:
         cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
@@ -35,54 +35,54 @@ def bisection(name: str, num: int) -> Rule:
     return rule
 
 
-def theirs(name: str, num: int) -> Rule:
-    """BlackJAX's rule of that name, which takes weights."""
+def blackjax_rule(name: str, num: int) -> Rule:
+    """BlackJAX's rule of that name; it takes weights instead of log weights."""
     rule = getattr(blackjax, name)
     return lambda key, log_weights: rule(key, jax.nn.softmax(log_weights), num)
 
 
-def ours(name: str, num: int) -> Rule:
-    """Our rule of that name."""
+def retrodict_rule(name: str, num: int) -> Rule:
+    """retrodict's rule of that name."""
     rule = RESAMPLERS[name]
     return lambda key, log_weights: rule(key, log_weights, num)
 
 
-def times(rules: dict[str, Rule], num: int, seconds: float) -> dict[str, np.ndarray]:
-    """Seconds of each rule, taking turns until the time is up."""
+def measure(rules: dict[str, Rule], num: int, seconds: float) -> dict[str, np.ndarray]:
+    """Seconds of each rule, measured in turn until the time is up."""
     key = jax.random.key(0)
     log_weights = jax.random.normal(key, (num,))
     compiled = {name: jax.jit(rule) for name, rule in rules.items()}
     for rule in compiled.values():
         jax.block_until_ready(rule(key, log_weights))
-    found: dict[str, list[float]] = {name: [] for name in rules}
+    times: dict[str, list[float]] = {name: [] for name in rules}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found["ours"]) < 3:
+    while time.perf_counter() < end or len(times["ours"]) < 3:
         for name, rule in compiled.items():
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             jax.block_until_ready(rule(key, log_weights))
-            found[name].append(time.perf_counter() - begun)
-    return {name: np.array(column) for name, column in found.items()}
+            times[name].append(time.perf_counter() - start_time)
+    return {name: np.array(column) for name, column in times.items()}
 
 
 def main() -> None:
     """Print a table of times and ratios."""
-    full = report.full(__doc__)
+    full = report.parse_full_flag(__doc__)
     sizes = [10**3, 10**4, 10**5, 10**6] if full else [10**3, 10**6]
     rows = []
     for name in RESAMPLERS:
         for num in sizes:
-            report.note(f"resampling: {name}, {num}")
-            rules = {"ours": ours(name, num), "blackjax": theirs(name, num)}
+            report.log_progress(f"resampling: {name}, {num}")
+            rules = {"ours": retrodict_rule(name, num), "blackjax": blackjax_rule(name, num)}
             if name != "residual":
-                rules["bisection"] = bisection(name, num)
-            found = times(rules, num, 3.0 if full else 1.5)
+                rules["bisection"] = bisection_rule(name, num)
+            times = measure(rules, num, 3.0 if full else 1.5)
             ratios = [
-                report.spread(found[other] / found["ours"]) if other in found else ""
+                report.format_quartiles(times[other] / times["ours"]) if other in times else ""
                 for other in ("blackjax", "bisection")
             ]
-            rows.append([f"{name}, {num}", report.spread(found["ours"], 1e6), *ratios])
+            rows.append([f"{name}, {num}", report.format_quartiles(times["ours"], 1e6), *ratios])
     header = ["rule, particles", "ours, µs", "BlackJAX / ours", "bisection / ours"]
-    report.table(header, rows)
+    report.print_table(header, rows)
 
 
 if __name__ == "__main__":

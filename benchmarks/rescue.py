@@ -1,15 +1,15 @@
-"""Rescue by tempering: its verdicts over many runs, and its speed against NumPyro's NUTS.
+"""Fallback by tempering: its verdicts over many runs, and its speed against NumPyro's NUTS.
 
-Run as `python -m benchmarks.rescue [--full]`. The first table is of the ten pumps, a hundred times
-longer than in training. Both samplers are jitted and warm when the clock runs, and take turns. New
-data need NUTS's warm-up anew, and our planned method before the rescue, so both are in the
-clock. Effective samples are the least over all scalars: of NUTS ArviZ's, of ours (sd / standard
-error)² of the mean, by how islands differ.
+Run as `python -m benchmarks.rescue [--full]`. The first table is of the ten pumps, with operating
+times a hundred times longer than in training. Both samplers are compiled before they are timed, and
+run in turn. The times include NUTS's warm-up, which new data require, and retrodict's planned
+method, which precedes the fallback. Effective samples are the minimum over all scalars: ArviZ's for
+NUTS, and (sd / standard error)² of the mean for retrodict, from the differences between islands.
 
-The second is of data sets on which importance sampling fails, with networks that have learned
-little or nothing (`tests/hard.py`): how often the answer was called good, and how often one that
-was called good was wrong, by more than 3 of its own standard errors + 0.1 posterior sd in any mean,
-or in the evidence (+ 0.1).
+The second table is of data sets on which importance sampling fails, with networks that were hardly
+trained (`tests/hard.py`): how often the posterior is graded good, and how often a posterior graded
+good is wrong, by more than 3 of its standard errors + 0.1 posterior sd in any mean, or in the
+evidence (+ 0.1).
 """
 
 import sys
@@ -21,82 +21,88 @@ import jax
 import numpy as np
 
 from benchmarks import report
-from benchmarks.inferring import nuts
-from benchmarks.peers import in_turn
+from benchmarks.newdata_worker import nuts_runner
+from benchmarks.peers import run_interleaved
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from hard import HARD, compiled_hard, wrong_of
+from hard import HARD, compiled_hard, discrepancies
 
-PARTICLES, AGAINST_NUTS = 4000, 2000
+PARTICLES, PARTICLES_AGAINST_NUTS = 4000, 2000
 
 
-def verdicts(runs: int) -> None:
-    """Print how often answers are good, and how often wrong."""
+def count_verdicts(runs: int) -> None:
+    """Print how often posteriors are graded good, and how often they are wrong."""
     rows: list[list[object]] = []
     total = np.zeros(5, int)
     for name, case in HARD.items():
         exact, compiled = case.exact(), compiled_hard(name)
         counts, seconds = np.zeros(5, int), []
         for seed in range(runs):
-            begun = time.perf_counter()
-            found = compiled.infer(jax.random.key(seed), case.data, PARTICLES)
-            seconds.append(time.perf_counter() - begun)
-            counts[int(found.grade)] += 1
-            wrong = wrong_of(found, exact, 3.0, 0.1)
-            if wrong and found.trust == "good":
+            start_time = time.perf_counter()
+            posterior = compiled.infer(jax.random.key(seed), case.data, PARTICLES)
+            seconds.append(time.perf_counter() - start_time)
+            counts[int(posterior.grade)] += 1
+            errors = discrepancies(posterior, exact, 3.0, 0.1)
+            if errors and posterior.trust == "good":
                 counts[3] += 1
-                report.note(f"{name}, seed {seed}: {'; '.join(wrong)}")
-            counts[4] += bool(wrong_of(found, exact, 4.0))
+                report.log_progress(f"{name}, seed {seed}: {'; '.join(errors)}")
+            counts[4] += bool(discrepancies(posterior, exact, 4.0))
         total += counts
-        rows.append([name, runs, *counts, report.spread(seconds)])
+        rows.append([name, runs, *counts, report.format_quartiles(seconds)])
     rows.append(["all", runs * len(HARD), *total, ""])
-    head = ["data", "runs", "good", "fair", "poor", "good and wrong", "beyond 4 errors", "seconds"]
-    report.table(head, rows)
-    report.target(
+    header = [
+        "data",
+        "runs",
+        "good",
+        "fair",
+        "poor",
+        "good and wrong",
+        "beyond 4 errors",
+        "seconds",
+    ]
+    report.print_table(header, rows)
+    report.print_target(
         "no wrong posterior is graded good", f"{total[3]} of {rows[-1][1]} runs", total[3] == 0
     )
 
 
-def against_nuts(repeats: int) -> None:
-    """Print seconds for 1 000 effective samples, and their ratio."""
+def compare_with_nuts(repeats: int) -> None:
+    """Print the seconds for 1 000 effective samples of both, and their ratio."""
     compiled, data = compiled_hard("pumps"), HARD["pumps"].data
 
     def ours(seed: int) -> tuple[float, float]:
-        begun = time.perf_counter()
-        found = compiled.infer(jax.random.key(seed), data, AGAINST_NUTS)
-        jax.block_until_ready(found.samples)
-        seconds = time.perf_counter() - begun
-        sizes = [np.ravel((found.sd(s) / found.mcse(s)) ** 2) for s in found.samples]
+        start_time = time.perf_counter()
+        posterior = compiled.infer(jax.random.key(seed), data, PARTICLES_AGAINST_NUTS)
+        jax.block_until_ready(posterior.samples)
+        seconds = time.perf_counter() - start_time
+        sizes = [np.ravel((posterior.sd(s) / posterior.mcse(s)) ** 2) for s in posterior.samples]
         return seconds, float(np.concatenate(sizes).min())
 
-    sampler = nuts(data)
+    sampler = nuts_runner(data)
     calls = {"ours": ours, "NUTS": lambda seed: sampler(seed)[3:0:-2]}
     for call in calls.values():
         call(0)
-    found = {name: np.array(rows) for name, rows in in_turn(calls, repeats).items()}
-    needed, lines = {}, []
-    for name, rows in found.items():
-        needed[name] = 1000 * rows[:, 0] / np.median(rows[:, 1])
-        lines.append(
-            [
-                name,
-                report.spread(rows[:, 0]),
-                report.spread(rows[:, 1]),
-                report.spread(needed[name]),
-            ]
-        )
-    report.table(["", "seconds", "least effective samples", "seconds for 1 000 of them"], lines)
-    ratio = float(np.median(needed["NUTS"]) / np.median(needed["ours"]))
-    asked = "tempering on data far outside the training data at least as fast as NUTS"
-    report.target(asked, f"NUTS takes {report.short(ratio)} times as long", ratio >= 1)
+    results = {name: np.array(runs) for name, runs in run_interleaved(calls, repeats).items()}
+    seconds_per_1000, rows = {}, []
+    for name, runs in results.items():
+        seconds, ess = runs.T
+        seconds_per_1000[name] = 1000 * seconds / np.median(ess)
+        rows.append([name, *map(report.format_quartiles, (seconds, ess, seconds_per_1000[name]))])
+    header = ["", "seconds", "least effective samples", "seconds for 1 000 of them"]
+    report.print_table(header, rows)
+    ratio = float(np.median(seconds_per_1000["NUTS"]) / np.median(seconds_per_1000["ours"]))
+    target = "tempering on data far outside the training data at least as fast as NUTS"
+    report.print_target(
+        target, f"NUTS takes {report.format_number(ratio)} times as long", ratio >= 1
+    )
 
 
 def main() -> None:
-    """Both tables."""
-    full = report.full(__doc__)
+    """Print both tables."""
+    full = report.parse_full_flag(__doc__)
     warnings.simplefilter("ignore")
-    against_nuts(6 if full else 3)
-    verdicts(40 if full else 8)
+    compare_with_nuts(6 if full else 3)
+    count_verdicts(40 if full else 8)
 
 
 if __name__ == "__main__":

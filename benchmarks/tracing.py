@@ -1,7 +1,7 @@
-"""Time and memory of reading and turning round a model, for small and large instances.
+"""Time and memory of tracing and inverting a model, for small and large instances.
 
-Run as `python -m benchmarks.tracing [--full]`. Each figure is taken in a process of its own; the
-table gives the ratio of 100 000 elements or steps to 100, which should not pass 3.
+Run as `python -m benchmarks.tracing [--full]`. Each measurement has its own process. The table
+gives the ratio of 100 000 elements or steps to 100; the target is at most 3.
 """
 
 import json
@@ -22,7 +22,7 @@ from benchmarks import report
 
 
 def plate(n: int) -> None:
-    """Two levels in one plate, with a covariate that is a plain argument."""
+    """A two-level model in one plate, with a constant covariate."""
     alpha = numpyro.sample("alpha", dist.Exponential(1.0))
     with numpyro.plate("n", n):
         theta = numpyro.sample("theta", dist.Gamma(alpha, 1.0))
@@ -54,7 +54,7 @@ MODELS = {"plate": plate, "groups": groups, "series": series}
 
 
 def measure(name: str, n: int, repeats: int) -> dict[str, Any]:
-    """Times of tracing and inverting, and the peak memory it adds, in this process."""
+    """Measure times of tracing and inverting, and the peak memory added, in this process."""
     model = MODELS[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rd.invert(rd.trace(model, ["y"], model_args=(n,)))
@@ -68,37 +68,37 @@ def measure(name: str, n: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure each model at both sizes and print the ratios."""
+    """Measure each model at both sizes, and print the ratios."""
     if sys.argv[1:2] == ["--one"]:
         name, n, repeats = sys.argv[2:]
         print(json.dumps(measure(name, int(n), int(repeats))))
         return
-    repeats = 15 if report.full(__doc__) else 5
+    repeats = 15 if report.parse_full_flag(__doc__) else 5
     rows, ratios = [], {}
     for name in MODELS:
-        found = []
+        measurements = []
         for n in (100, 100_000):
-            report.note(f"tracing: {name}, {n}")
+            report.log_progress(f"tracing: {name}, {n}")
             command = [sys.executable, "-m", "benchmarks.tracing", "--one", name, str(n)]
             command.append(str(repeats))
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found.append(json.loads(done.stdout))
-        small, large = found
+            process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            measurements.append(json.loads(process.stdout))
+        small, large = measurements
         ratios[name] = float(np.median(large["seconds"]) / np.median(small["seconds"]))
         rows.append(
             [
                 name,
-                report.spread(small["seconds"], 1e3),
-                report.spread(large["seconds"], 1e3),
+                report.format_quartiles(small["seconds"], 1e3),
+                report.format_quartiles(large["seconds"], 1e3),
                 f"{ratios[name]:.2f}",
                 f"{large['total_mb'] / small['total_mb']:.2f} "
                 f"({small['added_mb']:.0f} → {large['added_mb']:.0f} MB added)",
             ]
         )
     header = ["model", "n = 100, ms", "n = 100 000, ms", "ratio", "memory ratio"]
-    report.table(header, rows)
+    report.print_table(header, rows)
     worst = max(ratios, key=ratios.__getitem__)
-    report.target(
+    report.print_target(
         "to read 100 000 elements or steps takes at most 3 times as long as 100",
         f"{ratios[worst]:.2f} times for {worst}",
         ratios[worst] <= 3,

@@ -1,7 +1,6 @@
-"""How fast is training: steps a second against PyTorch, and time spent outside of XLA.
+"""Speed of training: gradient steps per second against PyTorch, and time spent outside of XLA.
 
-Run as `python -m benchmarks.training [--full]`. Both networks take turns in processes that stay
-alive, so that a busy machine weighs on both alike.
+Run as `python -m benchmarks.training [--full]`. Both networks are measured in turn.
 """
 
 import time
@@ -18,7 +17,7 @@ from numpyro.distributions import constraints
 
 import retrodict as rd
 from benchmarks import report
-from benchmarks.peers import Peer, environment, in_turn
+from benchmarks.peers import Peer, environment, run_interleaved
 from retrodict.demos.models import pumps
 from retrodict.estimators.conditional import MADE, Latent, Value, trainable
 from retrodict.training import gradient_steps, prefetch, train
@@ -29,16 +28,16 @@ BITS = constraints.independent(constraints.boolean, 1)
 BATCH, STEPS = 500, 64
 
 
-def our_passes() -> Callable[[], float]:
-    """Makes `STEPS` steps of the factorial HMM's network, and gives the seconds."""
+def retrodict_steps() -> Callable[[], float]:
+    """Return a function that times `STEPS` gradient steps of the factorial HMM's network."""
     latents, inputs = (Latent("x", BITS, (20,)),), (Value("c", BITS, (41,)),)
-    net = MADE(hidden=(300,) * 4, context=()).build(jax.random.key(0), latents, inputs)
+    network = MADE(hidden=(300,) * 4, context=()).build(jax.random.key(0), latents, inputs)
     keys = jax.random.split(jax.random.key(1))
     x, c = (
         jax.random.bernoulli(k, 0.5, (STEPS * BATCH, n)) * 1.0
         for k, n in zip(keys, (20, 41), strict=True)
     )
-    weights, fixed = eqx.partition(net, trainable(net))
+    weights, fixed = eqx.partition(network, trainable(network))
     state = gradient_steps.TrainingState.initial(weights, 5.0)
     settings = StepSettings(jnp.full(STEPS, 1e-3), jnp.full(STEPS, 0.99))
 
@@ -52,54 +51,56 @@ def our_passes() -> Callable[[], float]:
     return run
 
 
-def against_torch(repeats: int) -> None:
-    """Print steps a second of both, and their ratio."""
+def compare_with_torch(repeats: int) -> None:
+    """Print the steps per second of both, and their ratio."""
     script = Path(__file__).with_name("training_torch.py")
     with Peer(environment(f"torch=={TORCH}", "numpy"), script) as peer:
         version, threads = peer.read()
-        ours = our_passes()
+        ours = retrodict_steps()
         calls = {"ours": lambda _: ours(), "theirs": lambda _: float(peer.ask(STEPS)[0])}
         calls["theirs"](0)
-        times = {n: np.array(t) for n, t in in_turn(calls, repeats, pause=0.3).items()}
+        times = {n: np.array(t) for n, t in run_interleaved(calls, repeats, pause=0.3).items()}
     rows = [
-        ["retrodict", report.spread(STEPS / times["ours"]), ""],
+        ["retrodict", report.format_quartiles(STEPS / times["ours"]), ""],
         [
             f"PyTorch {version}, {threads} threads, fused Adam",
-            report.spread(STEPS / times["theirs"]),
-            report.spread(times["theirs"] / times["ours"]),
+            report.format_quartiles(STEPS / times["theirs"]),
+            report.format_quartiles(times["theirs"] / times["ours"]),
         ],
     ]
     print(f"Network of the factorial HMM: 4 × 300 units, 41 inputs, batches of {BATCH}.")
-    report.table(["", "steps a second", "its time / ours"], rows)
+    report.print_table(["", "steps a second", "its time / ours"], rows)
     ratio = float(np.median(times["theirs"] / times["ours"]))
-    report.target("1.3 times as fast as PyTorch", f"{report.short(ratio)} times", ratio >= 1.3)
+    report.print_target(
+        "1.3 times as fast as PyTorch", f"{report.format_number(ratio)} times", ratio >= 1.3
+    )
 
 
 class Stopwatch:
-    """Adds up the time that calls take, including their results."""
+    """Adds up the time of calls, until their results are computed."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, timed."""
+        """Wrap a call so that its time is added."""
 
-        def timed(*args: Any) -> Any:
+        def timed_call(*args: Any) -> Any:
             start = time.perf_counter()
             result = jax.block_until_ready(call(*args))
             self.seconds += time.perf_counter() - start
             return result
 
-        return timed
+        return timed_call
 
 
-def outside_xla(seconds: float) -> None:
-    """Print how much of a training's time is spent outside of compiled code and of compiling."""
-    inside, waiting = Stopwatch(), Stopwatch()
-    train.one_pass = inside(train.one_pass)
-    train.heldout_loss = inside(train.heldout_loss)
-    # The first set is made before training, all others in another thread meanwhile.
-    prefetch.Prefetcher.next = waiting(prefetch.Prefetcher.next)  # type: ignore[method-assign]
+def measure_time_outside_xla(seconds: float) -> None:
+    """Print the shares of training time in compiled code, in waiting for data and in Python."""
+    xla_time, waiting_time = Stopwatch(), Stopwatch()
+    train.one_pass = xla_time(train.one_pass)
+    train.heldout_loss = xla_time(train.heldout_loss)
+    # The first data set is simulated before training, the others in another thread.
+    prefetch.Prefetcher.next = waiting_time(prefetch.Prefetcher.next)  # type: ignore[method-assign]
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,24 +112,27 @@ def outside_xla(seconds: float) -> None:
             training=rd.Training(max_seconds=seconds),
             progress_bar=False,
         )
-    whole = time.perf_counter() - start
-    total = sum(history.seconds for history in compiled.history.networks.values())
-    rest = total - inside.seconds - waiting.seconds
+    compile_seconds = time.perf_counter() - start
+    training_seconds = sum(history.seconds for history in compiled.history.networks.values())
+    python_seconds = training_seconds - xla_time.seconds - waiting_time.seconds
     parts = {
-        "jitted calls, with their compilation": inside.seconds,
-        "awaiting data": waiting.seconds,
-        "Python": rest,
+        "jitted calls, with their compilation": xla_time.seconds,
+        "awaiting data": waiting_time.seconds,
+        "Python": python_seconds,
     }
-    rows = [[what, f"{spent:.2f}", f"{spent / total:.1%}"] for what, spent in parts.items()]
-    print(f"\nPumps, compiled in {whole:.1f} s, of which {total:.1f} s were training.")
-    report.table(["spent in", "s", "of training"], rows)
+    rows = [[part, f"{s:.2f}", f"{s / training_seconds:.1%}"] for part, s in parts.items()]
+    print(
+        f"\nPumps, compiled in {compile_seconds:.1f} s, of which {training_seconds:.1f} s were "
+        "training."
+    )
+    report.print_table(["spent in", "s", "of training"], rows)
 
 
 def main() -> None:
-    """Both tables."""
-    full = report.full(__doc__)
-    against_torch(20 if full else 10)
-    outside_xla(60.0 if full else 20.0)
+    """Print both tables."""
+    full = report.parse_full_flag(__doc__)
+    compare_with_torch(20 if full else 10)
+    measure_time_outside_xla(60.0 if full else 20.0)
 
 
 if __name__ == "__main__":

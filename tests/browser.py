@@ -1,6 +1,6 @@
-"""A page in headless Chromium: what it asks for, what it complains of, and how it looks.
+"""Open a page in headless Chromium, and look at its requests, errors and appearance.
 
-Speaks the DevTools protocol over the browser's own pipe, so that nothing but Chromium is needed.
+This speaks the DevTools protocol over the browser's pipe, so that only Chromium is needed.
 """
 
 import base64
@@ -16,11 +16,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Browser:
-    """One tab. `events` are all that the page has reported so far."""
+    """One tab. `events` holds what the page has reported since it was opened."""
 
-    def __init__(self, to, back):
-        self._to, self._back, self._rest = to, back, b""
-        self._number, self.events, self._session = 0, [], None
+    def __init__(self, write_pipe, read_pipe):
+        self._write_pipe, self._read_pipe, self._buffer = write_pipe, read_pipe, b""
+        self._last_id, self.events, self._session = 0, [], None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -28,28 +28,28 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def _message(self):
-        while b"\0" not in self._rest:
-            chunk = os.read(self._back, 65536)
-            assert chunk, "the browser has gone"
-            self._rest += chunk
-        text, self._rest = self._rest.split(b"\0", 1)
+        while b"\0" not in self._buffer:
+            chunk = os.read(self._read_pipe, 65536)
+            assert chunk, "the browser has exited"
+            self._buffer += chunk
+        text, self._buffer = self._buffer.split(b"\0", 1)
         return json.loads(text)
 
     def call(self, method, **parameters):
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        os.write(self._write_pipe, json.dumps(message).encode() + b"\0")
         while True:
-            found = self._message()
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return found["result"]
-            self.events.append((found["method"], found.get("params", {})))
+            reply = self._message()
+            if reply.get("id") == self._last_id:
+                assert "error" not in reply, reply
+                return reply["result"]
+            self.events.append((reply["method"], reply.get("params", {})))
 
     def open(self, path, width, height=844, scheme="light"):
-        """Load a file at some width, and wait until it is there."""
+        """Load a file in a window of this width, and wait until it is loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
@@ -59,37 +59,38 @@ class Browser:
         self.events.clear()
         self.call("Page.navigate", url=Path(path).resolve().as_uri())
         while not any(method == "Page.loadEventFired" for method, _ in self.events):
-            found = self._message()
-            self.events.append((found["method"], found.get("params", {})))
+            event = self._message()
+            self.events.append((event["method"], event.get("params", {})))
 
     def evaluate(self, script):
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def requests(self):
         return [p["request"]["url"] for m, p in self.events if m == "Network.requestWillBeSent"]
 
-    def complaints(self):
-        wrong = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-        return [p for m, p in self.events if m in wrong]
+    def errors(self):
+        """Exceptions, console output and log entries."""
+        methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [p for m, p in self.events if m in methods]
 
     def screenshot(self, path):
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        Path(path).write_bytes(base64.b64decode(found["data"]))
+        reply = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        Path(path).write_bytes(base64.b64decode(reply["data"]))
 
 
 @contextmanager
 def browser():
-    """A browser that has no network and leaves nothing behind."""
-    read_end, to = os.pipe()
-    back, write_end = os.pipe()
+    """A browser with a temporary profile."""
+    read_end, write_pipe = os.pipe()
+    read_pipe, write_end = os.pipe()
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = (
             "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run "
             "--remote-debugging-pipe --disable-extensions --disable-background-networking"
         )
-        # The protocol is spoken over descriptors 3 and 4.
+        # Chromium reads the protocol from descriptor 3 and writes to descriptor 4.
         command = f"exec {CHROMIUM} {options} --user-data-dir={profile} 3<&{read_end} 4>&{write_end}"  # fmt: skip  # noqa: E501
         process = subprocess.Popen(
             ["bash", "-c", command],
@@ -100,9 +101,9 @@ def browser():
         os.close(read_end)
         os.close(write_end)
         try:
-            yield Browser(to, back)
+            yield Browser(write_pipe, read_pipe)
         finally:
-            os.close(to)
-            os.close(back)
+            os.close(write_pipe)
+            os.close(read_pipe)
             process.terminate()
             process.wait(timeout=20)

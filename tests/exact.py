@@ -1,4 +1,4 @@
-"""Exact answers: conjugacy, quadrature, Kalman, the forward algorithm, enumeration."""
+"""Exact posteriors by conjugacy, quadrature, Kalman filter, forward-backward, enumeration."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -17,7 +17,7 @@ DRIFT, SPREAD, NOISE = 0.9, 1.0, 0.7
 
 
 class Exact(NamedTuple):
-    """The answer: log evidence, and mean and standard deviation of every latent."""
+    """Log evidence, and mean and standard deviation of every latent."""
 
     log_evidence: float
     means: dict[str, Any]
@@ -25,12 +25,12 @@ class Exact(NamedTuple):
 
 
 def gaussian(y, mean, cov, sites):
-    """A joint Gaussian of the sites and y; `sites` gives each one's mean, variance, cov with y."""
+    """Condition Gaussian sites on y; `sites` has each one's mean, variance, covariance with y."""
     weights = np.linalg.solve(cov, y - mean)
     means, sds = {}, {}
-    for name, (own_mean, variance, cross) in sites.items():
+    for name, (prior_mean, variance, cross) in sites.items():
         cross = np.atleast_2d(cross)
-        means[name] = own_mean + np.squeeze(cross @ weights)
+        means[name] = prior_mean + np.squeeze(cross @ weights)
         explained = np.einsum("ij,ji->i", cross, np.linalg.solve(cov, cross.T))
         sds[name] = np.squeeze(np.sqrt(variance - explained))
     return Exact(stats.multivariate_normal.logpdf(y, mean, cov), means, sds)
@@ -56,12 +56,12 @@ def coin(n=6):
 
 def coin_exact(y):
     a, b = 2 + y.sum(), 3 + len(y) - y.sum()
-    found, log_z = stats.beta(a, b), special.betaln(a, b) - special.betaln(2, 3)
-    return Exact(log_z, {"p": found.mean()}, {"p": found.std()})
+    posterior, log_z = stats.beta(a, b), special.betaln(a, b) - special.betaln(2, 3)
+    return Exact(log_z, {"p": posterior.mean()}, {"p": posterior.std()})
 
 
 def rates(n=3):
-    """A small version of the pumps model, with a prior that quadrature can hold."""
+    """A small version of the pumps model, whose prior has lighter tails."""
     alpha = numpyro.sample("alpha", dist.Gamma(2.0, 1.0))
     beta = numpyro.sample("beta", dist.Gamma(2.0, 1.0))
     with numpyro.plate("n", n):
@@ -70,10 +70,10 @@ def rates(n=3):
 
 
 def gamma_poisson_exact(y, t, log_prior, log_alpha, log_beta):
-    """Counts y in times t, rates θ_n ~ Gamma(α, β): θ integrated out, (α, β) by quadrature.
+    """Counts y in times t with rates θ_n ~ Gamma(α, β): integrate θ out, quadrature over (α, β).
 
-    The logarithms of both parameters start from the ends given: a first, coarse grid shows where
-    between them the posterior lies, and the second holds that alone. `log_prior` is of each.
+    `log_alpha` and `log_beta` are the ends of a first, coarse grid, which shows where the posterior
+    lies; the second grid covers that range only. `log_prior` returns the densities of α and of β.
     """
     for size in (401, 601):
         grid_a, grid_b = np.linspace(*log_alpha, size), np.linspace(*log_beta, size)
@@ -86,10 +86,10 @@ def gamma_poisson_exact(y, t, log_prior, log_alpha, log_beta):
         of_both = sum(np.log(b / (b + time)) for time in t)
         log_joint = of_a[:, None] + of_b + a[:, None] * of_both
         highest = log_joint.max()
-        held = log_joint > highest - 35
+        covered = log_joint > highest - 35
         log_alpha, log_beta = (
             (grid[max(where.min() - 1, 0)], grid[min(where.max() + 1, size - 1)])
-            for grid, where in zip((grid_a, grid_b), np.nonzero(held), strict=True)
+            for grid, where in zip((grid_a, grid_b), np.nonzero(covered), strict=True)
         )
     joint = np.exp(log_joint - highest)
     joint *= _simpson(grid_a)[:, None] * _simpson(grid_b)
@@ -129,16 +129,16 @@ PUMPS = {
 
 
 def pumps_exact(data):
-    """The paper's sec. 5.2, the density of the covariate t included."""
+    """The model of sec. 5.2 of the paper, including the density of the covariate t."""
     t, y = np.asarray(data["t"], float), np.asarray(data["y"], float)
 
     def log_prior(a, b):
         return stats.expon.logpdf(a), stats.gamma.logpdf(b, 0.1)
 
-    # the prior of β is nearly that of 1/β near 0: far down, where no data pull it up
-    found = gamma_poisson_exact(y, t, log_prior, (-15, 5), (-87, 6))
+    # The prior of β has a pole at 0, so without many failures the range of log β is wide.
+    exact = gamma_poisson_exact(y, t, log_prior, (-15, 5), (-87, 6))
     covariates = stats.expon.logpdf(t, scale=50.0).sum()
-    return found._replace(log_evidence=found.log_evidence + covariates)
+    return exact._replace(log_evidence=exact.log_evidence + covariates)
 
 
 def hierarchy(groups=3, members=3):
@@ -156,11 +156,11 @@ def hierarchy_exact(y):
     cov_b = 1.0 + same + 0.64 * np.eye(y.size)
     cov_a = 1.0 + np.kron(np.eye(groups), np.ones(members))
     sites = {"mu": (0.0, 1.0, np.ones(y.size)), "a": (0.0, 2.0, cov_a), "b": (0.0, 2.64, cov_b)}
-    found = gaussian(y.ravel(), np.zeros(y.size), cov_b + 0.25 * np.eye(y.size), sites)
+    exact = gaussian(y.ravel(), np.zeros(y.size), cov_b + 0.25 * np.eye(y.size), sites)
     shapes = {"mu": (), "a": (groups, 1), "b": (groups, members)}
-    return found._replace(
-        means={name: np.reshape(value, shapes[name]) for name, value in found.means.items()},
-        sds={name: np.reshape(value, shapes[name]) for name, value in found.sds.items()},
+    return exact._replace(
+        means={name: np.reshape(value, shapes[name]) for name, value in exact.means.items()},
+        sds={name: np.reshape(value, shapes[name]) for name, value in exact.sds.items()},
     )
 
 
@@ -219,7 +219,7 @@ def chain(steps=7):
 
 
 def chain_exact(y):
-    """The forward algorithm, and backward for the smoothed means."""
+    """The forward-backward algorithm."""
     transition = TRANSITION / TRANSITION.sum(1, keepdims=True)
     likelihood = stats.norm.pdf(y[:, None], LEVELS, 1.0)
     forward, alpha = [], np.eye(STATES)[0]
@@ -230,39 +230,40 @@ def chain_exact(y):
     for alpha, row in zip(forward[::-1], likelihood[::-1], strict=True):
         smoothed.append(alpha * beta / (alpha @ beta))
         beta = transition @ (row * beta)
-    of = np.array(smoothed[::-1])
-    mean = of @ np.arange(STATES)
-    sd = np.sqrt(of @ np.arange(STATES) ** 2 - mean**2)
+    probabilities = np.array(smoothed[::-1])
+    mean = probabilities @ np.arange(STATES)
+    sd = np.sqrt(probabilities @ np.arange(STATES) ** 2 - mean**2)
     return Exact(np.log(forward[-1].sum()), {"z": mean}, {"z": sd})
 
 
 def network_exact(xray, dyspnoea):
-    """All 2⁶ states of the latents of the eight-node network."""
+    """Enumerate the 2⁶ states of the latents of the eight-node network."""
     names = ("asia", "smoking", "tuberculosis", "cancer", "bronchitis", "either")
     table = np.array([[0.1, 0.8], [0.7, 0.9]])
 
-    def of(value, p):
+    def bernoulli(value, p):
         return p if value else 1 - p
 
     total, means = 0.0, dict.fromkeys(names, 0.0)
     for state in product((0, 1), repeat=6):
         a, s, t, c, b, e = state
-        weight = of(a, 0.01) * 0.5 * of(t, (0.01, 0.05)[a]) * of(c, (0.01, 0.1)[s])
-        weight *= of(b, (0.3, 0.6)[s]) * of(e, (0.01, 0.99)[t | c])
-        weight *= of(xray, (0.05, 0.98)[e]) * of(dyspnoea, table[e, b])
+        weight = bernoulli(a, 0.01) * 0.5 * bernoulli(t, (0.01, 0.05)[a])
+        weight *= bernoulli(c, (0.01, 0.1)[s]) * bernoulli(b, (0.3, 0.6)[s])
+        weight *= bernoulli(e, (0.01, 0.99)[t | c]) * bernoulli(xray, (0.05, 0.98)[e])
+        weight *= bernoulli(dyspnoea, table[e, b])
         total += weight
         for name, value in zip(names, state, strict=True):
             means[name] += weight * value
-    found = {name: value / total for name, value in means.items()}
-    return Exact(np.log(total), found, {name: np.sqrt(p * (1 - p)) for name, p in found.items()})
+    means = {name: value / total for name, value in means.items()}
+    return Exact(np.log(total), means, {name: np.sqrt(p * (1 - p)) for name, p in means.items()})
 
 
-def _of_y(exact: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
+def _from_y(exact: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
     return lambda data: exact(np.asarray(data["y"], float))
 
 
 class Oracle(NamedTuple):
-    """A model with exact answers, how it is turned round, and the methods to be tested on it."""
+    """A model with an exact posterior, its inversion method, and the inference methods to test."""
 
     model: Callable[..., Any]
     observed: Sequence[str]
@@ -272,14 +273,14 @@ class Oracle(NamedTuple):
 
 
 ORACLES = {
-    "normal": Oracle(normal, ["y"], "auto", _of_y(normal_exact), ["importance"]),
-    "coin": Oracle(coin, ["y"], "auto", _of_y(coin_exact), ["importance"]),
-    "rates": Oracle(rates, ["y"], "blanket", _of_y(rates_exact), ["importance", "divide"]),
+    "normal": Oracle(normal, ["y"], "auto", _from_y(normal_exact), ["importance"]),
+    "coin": Oracle(coin, ["y"], "auto", _from_y(coin_exact), ["importance"]),
+    "rates": Oracle(rates, ["y"], "blanket", _from_y(rates_exact), ["importance", "divide"]),
     "pumps": Oracle(pumps, ["t", "y"], "faithful", pumps_exact, ["importance", "smc"]),
-    "hierarchy": Oracle(hierarchy, ["y"], "blanket", _of_y(hierarchy_exact), ["smc", "divide"]),
-    "series": Oracle(series, ["y"], "filter", _of_y(series_exact), ["importance", "smc"]),
-    "look-ahead": Oracle(series, ["y"], "faithful", _of_y(series_exact), ["smc"]),
-    "chain": Oracle(chain, ["y"], "filter", _of_y(chain_exact), ["smc"]),
+    "hierarchy": Oracle(hierarchy, ["y"], "blanket", _from_y(hierarchy_exact), ["smc", "divide"]),
+    "series": Oracle(series, ["y"], "filter", _from_y(series_exact), ["importance", "smc"]),
+    "look-ahead": Oracle(series, ["y"], "faithful", _from_y(series_exact), ["smc"]),
+    "chain": Oracle(chain, ["y"], "filter", _from_y(chain_exact), ["smc"]),
     "network": Oracle(
         discrete_network,
         ["xray", "dyspnoea"],

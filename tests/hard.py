@@ -1,4 +1,4 @@
-"""Data sets on which importance sampling fails, each with its exact answer."""
+"""Data sets on which importance sampling fails, with exact answers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,10 @@ from scipy import integrate, stats
 
 import retrodict as rd
 from exact import Exact, pumps_exact
-from oracles import NOTHING, SMALL, unplanned
+from oracles import SMALL, UNTRAINED, without_planning
 from zoo import SIGMA, eight_schools, key, pumps
 
-LITTLE = rd.Training(max_steps=100, batch_size=256, dataset_size=4096, heldout_size=1024)
+BRIEF = rd.Training(max_steps=100, batch_size=256, dataset_size=4096, heldout_size=1024)
 
 
 class Hard(NamedTuple):
@@ -55,7 +55,7 @@ def line_exact():
     return Exact(log_z, dict(zip("ab", mean, strict=True)), dict(zip("ab", sds, strict=True)))
 
 
-# A hundred times longer than in training, with a hundred times as many failures.
+# Running times a hundred times longer than in training, with a hundred times the failures.
 PUMPS = {
     "t": 100 * np.array([94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5], "f4"),
     "y": 100 * np.array([5, 1, 5, 14, 3, 19, 1, 1, 4, 22]),
@@ -66,19 +66,19 @@ SCHOOLS = {"y": np.array([280.0, 80.0, -30.0, 70.0], "f4")}
 
 
 def schools_exact():
-    """θ integrated out: y_j ~ N(μ, τ² + σ_j²); (μ, log τ) on a grid."""
+    """Integrate θ out, so that y_j ~ N(μ, τ² + σ_j²), and use quadrature over (μ, log τ)."""
     grid_mu, grid_tau = np.linspace(-40, 60, 1001), np.linspace(-8, 12, 1001)
     mu, tau = grid_mu[:, None], np.exp(grid_tau)[None, :]
     log_joint = stats.norm.logpdf(mu, 0, 5) + stats.halfcauchy.logpdf(tau, scale=5) + np.log(tau)
     for y, sigma in zip(SCHOOLS["y"].astype(float), SIGMA, strict=True):
         log_joint = log_joint + stats.norm.logpdf(y, mu, np.sqrt(tau**2 + sigma**2))
-    # τ itself has no variance to speak of: its tail is as heavy as its prior's
+    # Compare log τ: the tail of τ is as heavy as its half-Cauchy prior's, without a variance.
     log_z, moments = _moments(log_joint, (grid_mu, grid_tau), {"mu": mu, "log tau": np.log(tau)})
     return Exact(log_z, *moments)
 
 
 def two_modes():
-    """The sign of x is not observed."""
+    """The sign of x is not observed, so the posterior has two modes."""
     x = numpyro.sample("x", dist.Normal(0.5, 3.0))
     with numpyro.plate("n", 4):
         numpyro.sample("y", dist.Normal(x**2, 0.1))
@@ -109,7 +109,7 @@ CAUSES, RARE, LEAK = 16, 0.01, 1e-3
 
 
 def alarms():
-    """Rare causes in a ring; the alarm between two neighbours rings by either, or by mistake."""
+    """Rare causes on a ring; each alarm responds to two neighbouring causes, or is false."""
     with numpyro.plate("ring", CAUSES):
         cause = numpyro.sample("cause", dist.Bernoulli(RARE))
         silent = (1 - LEAK) * jnp.array([1.0, 0.2, 0.04])[cause + jnp.roll(cause, -1)]
@@ -120,7 +120,7 @@ ALARMS = {"alarm": (np.arange(CAUSES) < 6).astype(int)}
 
 
 def alarms_exact():
-    """All states of the causes."""
+    """Enumerate all states of the causes."""
     states = np.array(list(product((0, 1), repeat=CAUSES)))
     silent = (1 - LEAK) * 0.2 ** (states + np.roll(states, -1, axis=1))
     weights = np.prod(np.where(states == 1, RARE, 1 - RARE), 1)
@@ -142,16 +142,16 @@ def _moments(log_joint, grids, values):
 
 
 HARD = {
-    "regression": Hard(line, ("y",), NOTHING, LINE, line_exact),
-    "pumps": Hard(pumps, ("t", "y"), LITTLE, PUMPS, lambda: pumps_exact(PUMPS)),
-    "schools": Hard(eight_schools, ("y",), NOTHING, SCHOOLS, schools_exact),
-    "two modes": Hard(two_modes, ("y",), NOTHING, MODES, modes_exact),
-    "alarms": Hard(alarms, ("alarm",), NOTHING, ALARMS, alarms_exact),
+    "regression": Hard(line, ("y",), UNTRAINED, LINE, line_exact),
+    "pumps": Hard(pumps, ("t", "y"), BRIEF, PUMPS, lambda: pumps_exact(PUMPS)),
+    "schools": Hard(eight_schools, ("y",), UNTRAINED, SCHOOLS, schools_exact),
+    "two modes": Hard(two_modes, ("y",), UNTRAINED, MODES, modes_exact),
+    "alarms": Hard(alarms, ("alarm",), UNTRAINED, ALARMS, alarms_exact),
 }
 
 
 def values_of(posterior, name):
-    """Draws of a scalar; of log τ by its name."""
+    """The samples of a site; those of its logarithm for "log site"."""
     if name.startswith("log "):
         return jnp.log(posterior.samples[name.removeprefix("log ")])
     return posterior.samples[name]
@@ -159,25 +159,29 @@ def values_of(posterior, name):
 
 @cache
 def compiled_hard(name):
-    """With a network that has learned little or nothing."""
+    """The compiled model, with networks that have learned little or nothing."""
     model, observed, training, *_ = HARD[name]
-    with unplanned():
+    with without_planning():
         return rd.compile(
             key(), model, observed, estimator=SMALL, training=training, progress_bar=False
         )
 
 
-def wrong_of(posterior, exact, errors, sds=0.0):
-    """What is off by more than so many standard errors and so many posterior sd."""
+def discrepancies(posterior, exact, errors, sds=0.0):
+    """Describe each mean, and the evidence, that is off by more than the tolerance.
+
+    The tolerance is `errors` standard errors plus `sds` posterior standard deviations.
+    """
     wrong = []
     for name, mean in exact.means.items():
-        known = replace(posterior, samples={name: values_of(posterior, name)})
-        off = np.abs(np.asarray(known.mean(name), float) - mean)
-        # a mean of 12.3 with a posterior sd of 0.001 is near what float32 can tell
-        # an event too rare to be among the draws has no spread there; K draws know no more
-        least = np.asarray(exact.sds[name]) / np.sqrt(posterior.num_particles)
-        error = np.maximum(np.asarray(known.mcse(name), float), least)
+        values = replace(posterior, samples={name: values_of(posterior, name)})
+        off = np.abs(np.asarray(values.mean(name), float) - mean)
+        # An event too rare to be among the samples has no spread there. No estimate from K samples
+        # is more precise than that of K independent ones.
+        smallest_error = np.asarray(exact.sds[name]) / np.sqrt(posterior.num_particles)
+        error = np.maximum(np.asarray(values.mcse(name), float), smallest_error)
         allowed = errors * error + sds * np.asarray(exact.sds[name])
+        # float32 rounds a mean of 12.3 by a thousandth of a posterior sd of 0.001
         if np.any(off > allowed + 1e-6 * np.abs(mean)):
             wrong.append(f"{name}: off by {off}, allowed {allowed}")
     off = abs(float(posterior.log_evidence) - exact.log_evidence)

@@ -1,4 +1,4 @@
-"""Models with exact answers, compiled with small networks, once a process."""
+"""Models with exact answers, compiled with small networks, once in each process."""
 
 from functools import cache
 from unittest import mock
@@ -9,7 +9,7 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES, PUMPS
-from retrodict.graph.prior_draws import joint_draws
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.inference.methods import Inference
 from retrodict.inference.planning import Plan
 from retrodict.inference.samplers import first_choice
@@ -18,15 +18,15 @@ from zoo import key
 
 SMALL = rd.MADE(hidden=(24,), components=3, context=(16,))
 QUICK = rd.Training(max_steps=250, batch_size=256, dataset_size=8192, heldout_size=2048)
-NOTHING = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
+UNTRAINED = rd.Training(max_steps=0, batch_size=256, dataset_size=2048, heldout_size=512)
 RUNS, PARTICLES = 200, 400
 
 
-# Many orders of magnitude, and an exact answer that takes long to work out, of which `rates` is a
-# tame form; and a series that is read to its end at every step, which takes long to compile.
-LONG = ("pumps", "look-ahead")
-# Other methods are tried on the same model, or these on others.
-LONG_RUNS = (
+# `pumps` spans many orders of magnitude, and its exact answer is slow; `rates` is a small version.
+# `look-ahead` conditions every step on the rest of the series, and compiles slowly.
+SLOW_MODELS = ("pumps", "look-ahead")
+# The fast tests run other methods on these models, and these methods on other models.
+SLOW_CASES = (
     ("hierarchy", "smc"),
     ("hierarchy", "divide"),
     ("rates", "importance"),
@@ -35,22 +35,22 @@ LONG_RUNS = (
 
 
 def group(name):
-    """Tests of one model go to one worker, so that it is compiled once."""
+    """A mark that sends the tests of one model to one worker, which compiles it once."""
     return pytest.mark.xdist_group(f"oracle {name}")
 
 
-def slow_if(long):
-    """Marks of a case that is left to `make slow` if it takes long."""
-    return [pytest.mark.slow] if long else []
+def slow_if(condition):
+    """The marks of a case that only `make slow` runs if the condition holds."""
+    return [pytest.mark.slow] if condition else []
 
 
-def runs():
+def method_cases():
     """Every model with every method that is tested on it."""
     return [
         pytest.param(
             name,
             method,
-            marks=[group(name), *slow_if(name in LONG or (name, method) in LONG_RUNS)],
+            marks=[group(name), *slow_if(name in SLOW_MODELS or (name, method) in SLOW_CASES)],
             id=f"{name}-{method}",
         )
         for name, oracle in ORACLES.items()
@@ -58,15 +58,17 @@ def runs():
     ]
 
 
-def unplanned():
-    """To plan takes as long as all the rest of compiling; most tests say which method they want."""
-    return mock.patch.object(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
+def without_planning(plan=None):
+    """A context in which compiled models get this plan, or the first choice without runs."""
+    return mock.patch.object(
+        Inference, "plan", lambda self, *_: plan or Plan(first_choice(self.proposal))
+    )
 
 
 @cache
 def compiled(name, training=QUICK):
     model, observed, inverse, *_ = ORACLES[name]
-    with unplanned():
+    with without_planning():
         return rd.compile(
             key(), model, observed, inverse=inverse, estimator=SMALL, training=training,
             progress_bar=False,
@@ -74,8 +76,8 @@ def compiled(name, training=QUICK):
 
 
 @cache
-def data_of(name, training=QUICK):
-    """One data set: a synthetic one; of the network, one that does not hang on rare events."""
+def example_data(name, training=QUICK):
+    """One data set: simulated, except where a typical one says little about the latents."""
     if name == "pumps":
         return PUMPS
     if name == "network":
@@ -86,10 +88,10 @@ def data_of(name, training=QUICK):
 
 
 @cache
-def many_data_of(name):
-    """Synthetic data sets, and their exact answers."""
+def example_datasets(name):
+    """Simulated data sets, and their exact answers."""
     graph = compiled(name).graph
-    values, _ = simulate_datasets(graph, joint_draws(graph), key(13), RUNS)
+    values, _ = simulate_datasets(graph, prior_sampler(graph), key(13), RUNS)
     data = {site: np.asarray(values[site]) for site in graph.observed}
     solve = cache(
         lambda *row: ORACLES[name].exact(dict(zip(data, map(np.array, row), strict=True)))
@@ -102,5 +104,6 @@ def _hashable(value):
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
-def repeated(data, times):
+def repeat_data(data, times):
+    """The same data set along a leading axis."""
     return {site: np.repeat(np.asarray(value)[None], times, 0) for site, value in data.items()}

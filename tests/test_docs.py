@@ -13,9 +13,6 @@ import retrodict as rd
 from oracles import slow_if
 from retrodict.compiled import Compiled
 from retrodict.estimators.encoders import Embedding
-from retrodict.inference.methods import Inference
-from retrodict.inference.planning import Plan
-from retrodict.inference.samplers import first_choice
 from retrodict.plotting.picture import Picture
 
 ROOT = Path(__file__).parents[1]
@@ -40,17 +37,16 @@ def page_case(page):
 
 
 @pytest.mark.parametrize("page", [page_case(page) for page in PAGES if code_blocks(page, "python")])
-def test_code_blocks_run(page, tmp_path, monkeypatch):
+def test_code_blocks_run(page, tmp_path, monkeypatch, without_planning):
     original_compile = rd.compile
 
     def quick_compile(rng_key, model, observed, **options):
         options |= {"estimator": TINY, "training": SHORT, "progress_bar": False}
         return original_compile(rng_key, model, observed, **options)
 
-    # Planning and the fallback to tempering are slow and have tests of their own.
+    # The fallback to tempering is slow and has tests of its own.
     for name in ("infer", "infer_many"):
         monkeypatch.setattr(Compiled, name, without_rescue(getattr(Compiled, name)))
-    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     monkeypatch.setattr(rd, "compile", quick_compile)
     monkeypatch.chdir(tmp_path)
     cache = jax.config.jax_compilation_cache_dir

@@ -15,9 +15,9 @@ from numpyro.contrib.control_flow import scan
 
 import retrodict as rd
 import zoo
+from oracles import without_planning
 from retrodict import artefact
 from retrodict.estimators.encoders import Embedding
-from retrodict.inference.methods import Inference
 from retrodict.inference.planning import Plan
 
 SMALL = rd.MADE((8, 8), 2, (8,), Embedding((8,), (8,), 8, 1))
@@ -26,9 +26,7 @@ LOAD_ERRORS = (rd.DamagedFile, rd.NewerFormat, rd.WrongModel)
 
 
 def compile_(model, observed, **kwargs):
-    with pytest.MonkeyPatch.context() as patch:
-        # Choosing a method would take longer than everything else here.
-        patch.setattr(Inference, "plan", lambda *_: Plan("importance", {"importance": 7.5}, 10, 2))
+    with without_planning(Plan("importance", {"importance": 7.5}, 10, 2)):
         return rd.compile(
             zoo.key(0),
             model,
@@ -81,8 +79,7 @@ def test_loaded_model_gives_the_same_results_bit_for_bit(compiled, schools_file)
     assert loaded.inverse.method == compiled.inverse.method
 
 
-def test_loaded_model_can_be_trained_and_saved_again(schools_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(Inference, "plan", lambda *_: Plan("importance"))
+def test_loaded_model_can_be_trained_and_saved_again(schools_file, tmp_path, without_planning):
     loaded = rd.load(schools_file, schools)
     trained = loaded.train(zoo.key(4), SHORT, progress_bar=False)
     reloaded = rd.load(trained.save(tmp_path / "trained.rd"), schools)
@@ -101,7 +98,14 @@ print(repr(float(posterior.log_evidence)), posterior.samples["theta"].tobytes().
 
 @pytest.mark.slow
 def test_another_process_gives_the_same_results(compiled, schools_file):
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(schools_file), __name__]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(Path(__file__).parent),
+        str(schools_file),
+        __name__,
+    ]
     process = subprocess.run(command, check=True, capture_output=True, text=True)
     log_evidence, theta = process.stdout.split()
     posterior = compiled.infer(zoo.key(2), DATA, 200, rescue=False)

@@ -1,6 +1,6 @@
-"""Models as their authors would write them, small enough to be written out variable by variable.
+"""Small models of many kinds, as users would write them.
 
-Each `Case` carries the edges of the unrolled graph, written down by hand from the model's text.
+Each `Case` holds the edges of the unrolled graph, written by hand from the model's text.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ def pumps(t=None, y=None, n=10):
 
 @case(["y"], (into(f"theta_{n}", ["alpha", "beta"]) | into(f"y[{n}]", [f"theta_{n}"]) for n in range(3)))  # fmt: skip  # noqa: E501
 def pumps_loop_then_plate():
-    """A loop of latents stacked into a plate of observations; t is a plain argument."""
+    """A Python loop of latents, stacked into a plate of observations; t is a constant."""
     alpha = numpyro.sample("alpha", dist.Exponential(1.0))
     beta = numpyro.sample("beta", dist.Gamma(0.1, 1.0))
     theta = jnp.stack([numpyro.sample(f"theta_{n}", dist.Gamma(alpha, beta)) for n in range(3)])
@@ -185,7 +185,7 @@ def eight_schools_non_centred(y=None):
     for s, p in product(range(3), range(2))
 ))  # fmt: skip
 def nested():
-    """Two nested plates; the inner one takes the axis further left."""
+    """Two nested plates; the inner one takes the axis to the left."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     sigma = numpyro.sample("sigma", dist.HalfNormal(1))
@@ -200,7 +200,7 @@ def nested():
     for s, p in product(range(3), range(2))
 ))  # fmt: skip
 def crossed():
-    """Two plates with explicit dims that cross."""
+    """Two crossed plates with explicit dims."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     rows = numpyro.plate("rows", 3, dim=-2)
     columns = numpyro.plate("columns", 2, dim=-1)
@@ -308,8 +308,8 @@ def discrete_network():
     *(into(f"prefix[{n}]", [f"x[{m}]" for m in range(n + 1)]) for n in range(4)),
     *(into(f"first[{n}]", ["x[0]"]) for n in range(4)),
 ])  # fmt: skip
-def plates_that_lie():
-    """All sites share one plate, but hardly any of them is aligned with its parent."""
+def misaligned_plate():
+    """All sites share one plate, but hardly any element depends on the same element."""
     plate = numpyro.plate("n", 4)
     with plate:
         x = numpyro.sample("x", dist.Normal(0, 1))
@@ -328,7 +328,7 @@ def plates_that_lie():
     for n in range(3)
 ))  # fmt: skip
 def mixture_with_indicators():
-    """A gather along a plate by a sampled index."""
+    """A latent index selects an element of a plate."""
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("components", 2):
         mu = numpyro.sample("mu", dist.Normal(0, 3))
@@ -364,7 +364,7 @@ def covariance():
     for t in range(4)
 ))  # fmt: skip
 def running_sum():
-    """A carry that accumulates, and is used after the scan."""
+    """The carry accumulates and is used after the scan."""
 
     def step(carry, _):
         x = numpyro.sample("x", dist.Normal(0.1 * carry, 1))
@@ -396,7 +396,7 @@ def backward_scan():
     for t in range(4)
 ))  # fmt: skip
 def observed_after_scan():
-    """Latents in a scan, observations in a plate over the same steps, outside."""
+    """Latents in a scan; observations in a plate over the same steps, outside the scan."""
     x_init = numpyro.sample("x_init", dist.Normal(0, 1))
 
     def step(x, _):
@@ -410,7 +410,7 @@ def observed_after_scan():
 
 @case(["y"], [into("width", ["high"]), into("y[0]", ["width"]), into("y[1]", ["width"])])
 def moving_support():
-    """Supports whose bounds are other sites, observed and latent."""
+    """Supports whose bounds are other sites."""
     high = numpyro.sample("high", dist.Gamma(2.0, 1.0))
     width = numpyro.sample("width", dist.Uniform(0.0, high))
     with numpyro.plate("data", 2):

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict._xla import jit
-from retrodict.estimators.conditional import MADE, Network, learns
+from retrodict.estimators.conditional import MADE, has_weights
+from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
 from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
@@ -30,7 +31,7 @@ from retrodict.inference.samplers import InferMethod, Settings, first_choice
 from retrodict.inverse.inverse import Inverse, Method, invert
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler
-from retrodict.proposal.contexts import Assembly
+from retrodict.proposal.factor_proposals import EstimatedStructure
 from retrodict.proposal.proposal import Proposal
 from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
@@ -79,7 +80,7 @@ class Compiled:
     """
 
     proposal: Proposal
-    networks: dict[str, Network]
+    networks: dict[str, Estimator]
     estimator: MADE
     history: History
     plan: Plan
@@ -276,12 +277,12 @@ def compile(
         progress_bar: whether to show one.
     """
     graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
-    proposal = Proposal.of(invert(graph, inverse), exact=estimator.hidden is None)
+    proposal = Proposal.of(invert(graph, inverse), analytic=estimator.hidden is None)
     build_key, train_key = jax.random.split(rng_key)
     networks = {}
-    for number, (name, assemblies) in enumerate(proposal.networks().items()):
+    for number, (name, structures) in enumerate(proposal.networks().items()):
         key = jax.random.fold_in(build_key, number)
-        networks[name] = proposal.build(estimator, key, assemblies)
+        networks[name] = proposal.build(estimator, key, structures)
     fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
     return _trained(train_key, fresh, training, progress_bar)
 
@@ -317,21 +318,21 @@ def _trained(
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
     shared = compiled.proposal.networks()
-    to_learn = sum(map(learns, networks.values()))
+    to_learn = sum(map(has_weights, networks.values()))
     with Interruption() as interruption:
-        for number, (name, assemblies) in enumerate(shared.items()):
+        for number, (name, structures) in enumerate(shared.items()):
             share = None
             if training.max_seconds is not None:
                 left = training.max_seconds - (time.perf_counter() - begun)
                 share = max(left, 0.0) / max(to_learn, 1)
-            to_learn -= learns(networks[name])
-            title = f"{latent_names(assemblies)} ({number + 1}/{len(shared)})"
+            to_learn -= has_weights(networks[name])
+            title = f"{latent_names(structures)} ({number + 1}/{len(shared)})"
             progress = Progress(title, progress_bar)
             try:
                 networks[name], histories[name] = train_network(
                     jax.random.fold_in(rng_key, number),
                     networks[name],
-                    _simulator(compiled, assemblies, training),
+                    _simulator(compiled, structures, training),
                     training,
                     history=histories.get(name),
                     max_seconds=share,
@@ -353,9 +354,17 @@ def _trained(
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 
-def _simulator(compiled: Compiled, assemblies: Sequence[Assembly], training: Training) -> Simulator:
-    graph, proposal = compiled.graph, compiled.proposal
-    return Simulator(graph, tuple(assemblies), proposal.designs, training.copies, proposal.draws)
+def _simulator(
+    compiled: Compiled, structures: Sequence[EstimatedStructure], training: Training
+) -> Simulator:
+    proposal = compiled.proposal
+    return Simulator(
+        compiled.graph,
+        tuple(structures),
+        proposal.covariates,
+        training.copies,
+        proposal.sample_prior,
+    )
 
 
 def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:
@@ -370,7 +379,7 @@ def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:
             return
 
 
-def parameter_count(networks: Mapping[str, Network]) -> int:
+def parameter_count(networks: Mapping[str, Estimator]) -> int:
     """How many weights there are in all."""
     leaves = jax.tree.leaves(dict(networks))
     return sum(int(np.size(leaf)) for leaf in leaves if isinstance(leaf, jax.Array))

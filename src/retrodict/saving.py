@@ -20,21 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrodict import artefact
-from retrodict.estimators.conditional import MADE, Network
+from retrodict.estimators.conditional import MADE
 from retrodict.estimators.encoders import Embedding
+from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Program
 from retrodict.graph.trace import trace
 from retrodict.inference.planning import Plan
 from retrodict.inverse.inverse import invert
-from retrodict.proposal.linear_guide import Facts
+from retrodict.proposal.facts import FactorFacts, GuideFacts, RecognisedFamily
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
 from retrodict.training.rejections import RejectionCounts
 
 _HEADER_KEYS = {
     *("model", "model_args", "model_kwargs", "graph", "method"),
-    *("estimator", "networks", "guides", "plan", "history"),
+    *("estimator", "networks", "facts", "plan", "history"),
 }
 
 
@@ -54,7 +55,7 @@ class CompiledParts(NamedTuple):
     """
 
     proposal: Proposal
-    networks: Mapping[str, Network]
+    networks: Mapping[str, Estimator]
     estimator: MADE
     histories: Mapping[str, NetworkHistory]
     plan: Plan
@@ -78,9 +79,7 @@ def write_model(
         "method": parts.proposal.inverse.method,
         "estimator": dataclasses.asdict(parts.estimator),
         "networks": list(parts.networks),
-        "guides": {
-            name: [list(field) for field in facts] for name, facts in parts.proposal.facts.items()
-        },
+        "facts": {name: _encode_facts(facts) for name, facts in parts.proposal.facts.items()},
         "plan": dataclasses.asdict(parts.plan),
         "history": {name: _encode_history(h) for name, h in parts.histories.items()},
     }
@@ -101,19 +100,19 @@ def read_model(path: str | Path, model: Callable[..., Any]) -> CompiledParts:
             f"{path} does not hold a compiled model: its header lacks "
             f"{', '.join(sorted(missing))}. Load a file that Compiled.save wrote"
         )
-    facts = {name: Facts(*map(tuple, fields)) for name, fields in header["guides"].items()}
+    facts = {name: _decode_facts(fields) for name, fields in header["facts"].items()}
     proposal = Proposal.of(invert(_trace(header, arrays, model, path), header["method"]), facts)
     estimator = _decode_estimator(header["estimator"])
-    assemblies_by_network = proposal.networks()
-    if list(assemblies_by_network) != header["networks"]:
+    structures_by_network = proposal.networks()
+    if list(structures_by_network) != header["networks"]:
         raise WrongModel(
             f"{path} holds the networks {header['networks']}, but this version of retrodict "
-            f"inverts the model into the networks {list(assemblies_by_network)}. Compile the model "
+            f"inverts the model into the networks {list(structures_by_network)}. Compile the model "
             "again"
         )
     networks = {}
-    for number, (name, assemblies) in enumerate(assemblies_by_network.items()):
-        untrained = proposal.build(estimator, jax.random.key(0), assemblies)
+    for number, (name, structures) in enumerate(structures_by_network.items()):
+        untrained = proposal.build(estimator, jax.random.key(0), structures)
         prefix = f"network {number}:"
         weights = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         networks[name] = _set_weights(untrained, weights, path)
@@ -256,15 +255,15 @@ def _decode_argument(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return value
 
 
-def _named_weights(network: Network) -> dict[str, NDArray[Any]]:
+def _named_weights(network: Estimator) -> dict[str, NDArray[Any]]:
     """Return the network's arrays, named by their paths in its pytree."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
     return {jax.tree_util.keystr(key_path): np.asarray(leaf) for key_path, leaf in leaves}
 
 
 def _set_weights(
-    network: Network, weights: Mapping[str, NDArray[Any]], path: str | Path
-) -> Network:
+    network: Estimator, weights: Mapping[str, NDArray[Any]], path: str | Path
+) -> Estimator:
     """Return the network with its arrays replaced by those of the file."""
     untrained, static = eqx.partition(network, eqx.is_array)
     leaves, tree = jax.tree_util.tree_flatten_with_path(untrained)
@@ -284,16 +283,33 @@ def _set_weights(
                 "Set jax_enable_x64 as it was when the file was saved"
             )
         values.append(jnp.asarray(value))
-    trained: Network = eqx.combine(jax.tree.unflatten(tree, values), static)
+    trained: Estimator = eqx.combine(jax.tree.unflatten(tree, values), static)
     return trained
 
 
-def _decode_estimator(fields: dict[str, Any]) -> MADE:
-    def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the library has tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
-    embedding = Embedding(**with_tuples(fields["embedding"]))
-    return MADE(**with_tuples(fields) | {"embedding": embedding})
+
+def _decode_estimator(fields: dict[str, Any]) -> MADE:
+    embedding = Embedding(**_with_tuples(fields["embedding"]))
+    return MADE(**_with_tuples(fields) | {"embedding": embedding})
+
+
+def _encode_facts(facts: FactorFacts) -> dict[str, Any]:
+    return {
+        "guide": None if facts.guide is None else facts.guide._asdict(),
+        "family": None if facts.family is None else facts.family._asdict(),
+    }
+
+
+def _decode_facts(fields: Mapping[str, Any]) -> FactorFacts:
+    guide, family = fields["guide"], fields["family"]
+    return FactorFacts(
+        None if guide is None else GuideFacts(**_with_tuples(guide)),
+        None if family is None else RecognisedFamily(**_with_tuples(family)),
+    )
 
 
 def _encode_history(history: NetworkHistory) -> dict[str, Any]:

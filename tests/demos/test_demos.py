@@ -11,9 +11,6 @@ from benchmarks.paper import reference
 import retrodict.demos
 from retrodict.demos.fhmm import FilterRuns, ancestral_lineages, surviving_ancestors
 from retrodict.demos.text_table import format_table
-from retrodict.inference.methods import Inference
-from retrodict.inference.planning import Plan
-from retrodict.inference.samplers import first_choice
 
 
 def test_stored_answers_match_the_exact_solvers():
@@ -60,7 +57,6 @@ def test_table_columns_are_aligned():
     ],
 )
 def test_demonstration_reports_and_writes_its_files(name, words, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
     monkeypatch.setattr("retrodict.demos.pumps.PARTICLES", (5, 50))
     with pytest.warns(UserWarning) if name == "pumps" else nullcontext():
         text = retrodict.demos.run(name, tmp_path, minutes=0.02, progress_bar=False)

@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 from scipy import stats
 
 from retrodict.estimators import made
-from retrodict.estimators.conditional import MADE, Guided, Latent, Set, Value, trainable
+from retrodict.estimators.conditional import MADE, GuideSpec, Latent, Set, Value, trainable
 from retrodict.estimators.coordinates import flatten, unflatten
 
 REAL = constraints.real
@@ -439,7 +439,7 @@ def test_elements_that_differ_by_constants_train_through_their_design(sigma_is):
     ],
 )
 def test_small_repeated_factors_have_small_networks(coordinates, copies, guided, width):
-    guide = Guided(tuple(range(coordinates)), 0) if guided else None
+    guide = GuideSpec(tuple(range(coordinates)), 0) if guided else None
     sizes = MADE().sized(coordinates, copies, guide)
     assert sizes.hidden == (width, width) and sizes.context == (width // 2,)
     asked = MADE(hidden=(7,), context=()).sized(coordinates, copies, guide)

@@ -177,7 +177,7 @@ def test_density_is_finite_on_the_edge_of_the_support(name):
 )
 def test_coordinates_of_a_support(support, shape, family, size):
     (block,) = blocks((Latent("x", support, shape),))
-    assert (block.family, block.size) == (family, size)
+    assert (block.kind, block.size) == (family, size)
 
 
 def test_what_cannot_be_drawn_is_refused_by_name():

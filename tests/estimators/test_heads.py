@@ -88,7 +88,7 @@ def mass_on_grid(head: Mixture, params, c: Coordinate):
 @pytest.mark.parametrize("name", CURVES)
 def test_mixture_integrates_to_one_and_draws_follow_it(name):
     c = CURVES[name]
-    head = Mixture(components=3, wide=0.01, curves=(int(c.curve),))
+    head = Mixture(components=3, wide=0.01, curves=(int(c.bijection),))
     params = random_params(head)
     x, mass = mass_on_grid(head, params, c)
     # beyond twelve scales the Cauchy keeps 0.01 · 2 / (12 π)
@@ -103,7 +103,7 @@ def test_curves_are_told_apart_within_one_run():
     mixed = Mixture(components=3, wide=0.01, curves=(IDENTITY, ABOVE, BELOW, BETWEEN, SOFTPLUS))
     params = random_params(mixed)
     for c in CURVES.values():
-        alone = Mixture(components=3, wide=0.01, curves=(int(c.curve),))
+        alone = Mixture(components=3, wide=0.01, curves=(int(c.bijection),))
         u = uniforms(20)
         draws = over(lambda n, c=c: mixed.draw(params, mixed.chance(n), c))(u)
         np.testing.assert_array_equal(

@@ -130,8 +130,17 @@ def test_many_poor_posteriors_fail():
 @pytest.mark.slow
 def test_data_sets_are_processed_in_chunks(monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 4 * 300 * 4 * 30)
+    original, sizes = module._calibrate_chunk, []
+
+    def record_size(infer_key, tie_key, compiled, truth, *options):
+        sizes.append(len(truth["mu"]))
+        return original(infer_key, tie_key, compiled, truth, *options)
+
+    monkeypatch.setattr(module, "_calibrate_chunk", record_size)
     result = rd.calibrate(zoo.key(1), compiled(), 70, 300)
+    assert sizes == [30, 30, 30]
     assert result.num_datasets == 70 and result.ranks["mu"].shape == (70,)
+    assert stats.kstest(result.ranks["mu"], "uniform").pvalue > 0.01
 
 
 def test_plot_and_html_report_are_written(tmp_path):

@@ -34,11 +34,11 @@ def rates(n=3):
 @cache
 def compiled():
     """A model with untrained networks, and an invented history of their training."""
-    proposal = Proposal.of(rd.invert(rd.trace(rates, ["y<script>"])))
+    proposal = Proposal.of(rd.invert(rd.trace(rates, ["y<script>"])), analytic=False)
     estimator = rd.MADE(hidden=(4,), components=1, context=(4,))
     networks = {
-        name: estimator.build(key(), first.latents, first.inputs)
-        for name, (first, *_) in proposal.networks().items()
+        name: proposal.build(estimator, key(), structures)
+        for name, structures in proposal.networks().items()
     }
     rejected = RejectionCounts(10_000, Counter({("theta & co", "underflow"): 1234}))
     history = NetworkHistory(
@@ -197,7 +197,7 @@ def test_page_in_a_browser(tab, width, scheme, tmp_path):
         tmp_path / "report.html", compiled(), InventedCalibration(invented_ranks(3.0))
     )
     tab.open(path, width, scheme=scheme)
-    assert tab.complaints() == []
+    assert tab.errors() == []
     assert tab.requests() == [path.resolve().as_uri()]
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     # Only elements that scroll may extend beyond the edge, and no text may be tiny.
@@ -233,5 +233,5 @@ def test_browser_reports_errors(tab, tmp_path):
     )
     tab.open(page, 390)
     assert len(tab.requests()) == 2
-    assert len(tab.complaints()) >= 2
+    assert len(tab.errors()) >= 2
     assert tab.evaluate("document.documentElement.scrollWidth") > 390

@@ -94,8 +94,8 @@ def untrained(name):
     graph = rd.trace(model, tuple(data))
     proposal = Proposal.of(rd.invert(graph, "blanket"))
     networks = {
-        name: proposal.build(TINY, key(), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(TINY, key(), structures)
+        for name, structures in proposal.networks().items()
     }
     arrays = {site: jnp.asarray(value, jnp.float32) for site, value in data.items()}
     return proposal, networks, arrays

@@ -94,8 +94,8 @@ def test_discrete_moves_leave_the_tempered_target_invariant(num_changes):
     data = {"y": jnp.array([0.2, 1.0]), "total": jnp.array(1.2)}
     proposal = Proposal.of(rd.invert(rd.trace(coupled_categories, tuple(data)), "faithful"))
     networks = {
-        name: proposal.build(rd.MADE(hidden=(8,), components=2, context=(4,)), key(), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(rd.MADE(hidden=(8,), components=2, context=(4,)), key(), structures)
+        for name, structures in proposal.networks().items()
     }
     kernels, lam = MCMCKernels(TemperedTarget(proposal)), 0.6
     states = np.array(list(product(range(3), repeat=2)))

@@ -16,7 +16,7 @@ from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.inference.adaptive_resampling import AdaptiveResampling
 from retrodict.inference.divide_conquer import DivideAndConquer
-from retrodict.inference.finished_latents import FinishedLatents
+from retrodict.inference.latent_archive import LatentArchive
 from retrodict.inference.methods import Inference
 from retrodict.inference.samplers import Settings
 from retrodict.inference.smc import SMC
@@ -35,8 +35,8 @@ def untrained(model, observed, method, **kwargs):
     graph = rd.trace(model, observed, model_kwargs=kwargs)
     proposal = Proposal.of(rd.invert(graph, method))
     networks = {
-        name: proposal.build(TINY, key(), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(TINY, key(), structures)
+        for name, structures in proposal.networks().items()
     }
     values = CompiledFunction(graph.program.simulate, FAST_COMPILE)(key(1))
     return proposal, networks, {name: values[name] for name in observed}
@@ -166,20 +166,20 @@ def test_adaptive_resampling_happens_below_the_threshold_only():
     assert not AdaptiveResampling(systematic, jnp.asarray(0.0)).never
 
 
-def test_finished_latents_follow_the_ancestors_chosen_since():
+def test_archived_latents_follow_the_ancestors_chosen_since():
     """As if every latent had been gathered at every resampling."""
     rng = np.random.default_rng(0)
-    finished, expected = FinishedLatents(), {}
+    archive, expected = LatentArchive(), {}
     for stage in range(5):
         ancestors = jnp.asarray(rng.integers(0, 7, 7))
         new = {f"x_{stage}": jnp.asarray(rng.normal(size=(7, 2)))} if stage != 2 else {}
-        finished = finished.add(new, ancestors)
+        archive = archive.add(new, ancestors)
         expected = {name: value[ancestors] for name, value in {**expected, **new}.items()}
-    values = finished.values()
+    values = archive.values()
     assert set(values) == set(expected)
     for name, value in expected.items():
         np.testing.assert_array_equal(values[name], value)
 
 
-def test_resampling_before_any_latent_is_finished_is_not_recorded():
-    assert FinishedLatents().add({}, jnp.arange(3)) == FinishedLatents()
+def test_resampling_before_any_latent_is_archived_is_not_recorded():
+    assert LatentArchive().add({}, jnp.arange(3)) == LatentArchive()

@@ -8,8 +8,8 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES
-from hard import HARD, compiled_hard, wrong_of
-from oracles import NOTHING, QUICK, SMALL, compiled, data_of, group, repeated, slow_if
+from hard import HARD, compiled_hard, discrepancies
+from oracles import QUICK, SMALL, UNTRAINED, compiled, example_data, group, repeat_data, slow_if
 from zoo import key
 
 K = 1000
@@ -30,7 +30,9 @@ hard = pytest.mark.parametrize(
 
 @hard
 def test_importance_sampling_of_hard_posteriors_is_graded_poor(name):
-    posterior = compiled_hard(name).infer(key(1), HARD[name].data, K, method="importance", rescue=False)
+    posterior = compiled_hard(name).infer(
+        key(1), HARD[name].data, K, method="importance", rescue=False
+    )
     assert posterior.pareto_k > 0.7
     assert posterior.trust == "poor"
     assert posterior.diagnostics.rescue is None
@@ -42,12 +44,14 @@ def test_tempering_gives_the_exact_posterior(name):
     exact = HARD[name].exact()
     good = 0
     for seed in range(NUM_SEEDS):
-        posterior = compiled_hard(name).infer(key(seed), HARD[name].data, NUM_PARTICLES.get(name, 4000))
+        posterior = compiled_hard(name).infer(
+            key(seed), HARD[name].data, NUM_PARTICLES.get(name, 4000)
+        )
         assert posterior.method == "temper"
-        assert not wrong_of(posterior, exact, 4.0)
+        assert not discrepancies(posterior, exact, 4.0)
         if posterior.trust == "good":
             good += 1
-            assert not wrong_of(posterior, exact, 3.0, 0.1)
+            assert not discrepancies(posterior, exact, 3.0, 0.1)
     assert good > 0  # otherwise all posteriors were useless
 
 
@@ -83,12 +87,12 @@ def test_poor_posteriors_among_many_are_rescued():
     """Of three, two are far out; with one rescue allowed, one stays poor, with a warning."""
     model = compiled_hard("two modes")
     exact = HARD["two modes"].exact()
-    data = repeated(HARD["two modes"].data, 3)
+    data = repeat_data(HARD["two modes"].data, 3)
     data["y"][1] = [2.0, 8.0, 4.0, 1.0]
     posterior = model.infer_many(key(2), data, K)
     assert len(posterior) == 3
     for row in (0, 2):
-        assert not wrong_of(posterior[row], exact, 4.0)
+        assert not discrepancies(posterior[row], exact, 4.0)
         assert posterior[row].diagnostics.rescue is not None
     with pytest.warns(UserWarning, match="only the first 1 are rescued"):
         some = model.infer_many(key(2), data, K, max_rescues=1)
@@ -102,18 +106,18 @@ MODELS = ("series", "chain")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=group(name)) for name in MODELS])
 def test_tempering_works_with_untrained_networks(name):
-    data = data_of(name)
-    posterior = compiled(name, NOTHING).infer(key(3), data, K, method="temper")
-    assert not wrong_of(posterior, ORACLES[name].exact(data), 4.0)
+    data = example_data(name)
+    posterior = compiled(name, UNTRAINED).infer(key(3), data, K, method="temper")
+    assert not discrepancies(posterior, ORACLES[name].exact(data), 4.0)
     assert posterior.trust != "poor"
 
 
 @pytest.mark.parametrize("name", [case(name, group(name)) for name in ("normal", "network")])
 def test_evidence_is_unbiased(name):
     """The mean of Ẑ/Z over 100 runs is 1, within 3 standard errors."""
-    data = data_of(name)
+    data = example_data(name)
     exact = ORACLES[name].exact(data).log_evidence
-    model = compiled(name, NOTHING)
+    model = compiled(name, UNTRAINED)
     ratios = np.exp(
         [
             float(model.infer(k, data, 100, method="temper").log_evidence) - exact
@@ -127,7 +131,7 @@ def test_evidence_is_unbiased(name):
 
 def test_tempering_with_too_few_particles_is_an_error():
     with pytest.raises(ValueError, match="num_particles is 10; tempering needs at least"):
-        compiled("normal", NOTHING).infer(key(), data_of("normal"), 10, method="temper")
+        compiled("normal", UNTRAINED).infer(key(), example_data("normal"), 10, method="temper")
 
 
 @cache

@@ -13,10 +13,11 @@ import pytest
 
 import zoo
 from retrodict.errors import UnsupportedModel
-from retrodict.estimators.conditional import EXPECTED
-from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, joint_draws
+from retrodict.estimators.guide_inputs import LinearEstimate
+from retrodict.graph.prior_draws import CHUNK_BYTES, fresh_keys, generator, prior_sampler
 from retrodict.graph.trace import trace
 from retrodict.inverse.inverse import invert
+from retrodict.proposal.context_views import InputName
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.rejections import RejectionCounts
@@ -31,13 +32,13 @@ def never():
 def simulators(model, observed, copies=4, **kwargs):
     """First latent of each network → simulator."""
     graph = trace(model, observed, model_kwargs=kwargs)
-    proposal = Proposal.of(invert(graph, "faithful"), exact=False)
-    draws = joint_draws(graph)
+    proposal = Proposal.of(invert(graph, "faithful"), analytic=False)
+    draws = prior_sampler(graph)
     return {
-        assemblies[0].factor.latents[0]: Simulator(
-            graph, tuple(assemblies), proposal.designs, copies, draws
+        structures[0].factor.latents[0]: Simulator(
+            graph, tuple(structures), proposal.covariates, copies, draws
         )
-        for assemblies in proposal.networks().values()
+        for structures in proposal.networks().values()
     }
 
 
@@ -77,8 +78,10 @@ def test_dropped_draws_of_the_pumps_agree_with_a_simulation_in_float64():
     assert np.mean(dropped) == pytest.approx(counts.fraction, abs=0.02)
     x, context = examples
     assert np.all(np.isfinite(x["alpha"])) and np.all(x["beta"] > 0)
-    assert context["pumps"]["y"].min() >= 0
-    assert context["pumps"]["y"].max() < np.iinfo(np.int32).max
+    plate = context.inputs[InputName("plate", "pumps")].values
+    y = plate[InputName("site", "y")]
+    assert y.min() >= 0
+    assert y.max() < np.iinfo(np.int32).max
 
 
 def overflowing():
@@ -155,12 +158,14 @@ def test_examples_hold_the_latents_and_context_of_a_factor():
     by_latent = simulators(zoo.pumps, ("t", "y"), n=3)
     (theta, context), _ = by_latent["theta"].examples(zoo.key(2), 64, never)
     assert theta["theta"].shape == (64,)
-    assert set(context) == {"alpha", "beta", "t", "y", EXPECTED}
+    inputs = {name.name: value for name, value in context.inputs.items()}
+    assert set(inputs) == {"alpha", "beta", "t", "y"}
+    assert isinstance(context.from_model, LinearEstimate)
     # The three copies of a draw are adjacent and share the values outside of the plate.
     assert by_latent["theta"].examples_per_draw == 3
-    alpha = context["alpha"][:63].reshape(-1, 3)
+    alpha = inputs["alpha"][:63].reshape(-1, 3)
     np.testing.assert_array_equal(alpha, np.broadcast_to(alpha[:, :1], alpha.shape))
-    assert len(np.unique(context["t"][:63])) == 63
+    assert len(np.unique(inputs["t"][:63])) == 63
 
 
 def test_copies_are_used_equally_often_and_never_twice_for_one_draw():

@@ -22,10 +22,7 @@ from oracles import slow_if
 from retrodict import compiled as compiled_module
 from retrodict.estimators.conditional import MADE, ConditionalMADE, trainable
 from retrodict.estimators.encoders import Embedding
-from retrodict.graph.prior_draws import joint_draws
-from retrodict.inference.methods import Inference
-from retrodict.inference.planning import Plan
-from retrodict.inference.samplers import first_choice
+from retrodict.graph.prior_draws import prior_sampler
 from retrodict.training import gradient_steps, schedule, train
 from retrodict.training.prefetch import Prefetcher
 from retrodict.training.progress import Interruption
@@ -37,10 +34,7 @@ SMALL = MADE((16, 16), 3, (16,), Embedding((16,), (16,), 16, 1))
 SHORT = Training(max_steps=64, batch_size=32, dataset_size=512, heldout_size=256, passes=2)
 
 
-@pytest.fixture(autouse=True)
-def no_plan(monkeypatch):
-    """Skip the choice of an inference method after training, which takes longer than the tests."""
-    monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan(first_choice(self.proposal)))
+pytestmark = pytest.mark.usefixtures("without_planning")
 
 
 def pair(y=None):
@@ -154,9 +148,9 @@ def network_and_simulator(model=pair, observed=("y",)):
     """The first network of a model, untrained, and its simulator."""
     graph = rd.trace(model, observed)
     proposal = compiled_module.Proposal.of(rd.invert(graph, "auto"))
-    assemblies = next(iter(proposal.networks().values()))
-    network = SMALL.build(zoo.key(0), assemblies[0].latents, assemblies[0].inputs)
-    simulator = Simulator(graph, tuple(assemblies), proposal.designs, 4, joint_draws(graph))
+    structures = next(iter(proposal.networks().values()))
+    network = proposal.build(SMALL, zoo.key(0), structures)
+    simulator = Simulator(graph, tuple(structures), proposal.covariates, 4, prior_sampler(graph))
     return network, simulator
 
 
@@ -222,13 +216,13 @@ def test_training_restarts_from_the_best_weights_after_a_nonfinite_loss(monkeypa
 
 
 def test_a_batch_with_a_nonfinite_gradient_is_skipped():
-    network, _ = network_and_simulator()
+    network, simulator = network_and_simulator()
     weights, fixed = eqx.partition(network, trainable(network))
     state = gradient_steps.TrainingState.initial(weights, 5.0)
     settings = schedule.StepSettings(jnp.full(1, 0.1), jnp.zeros(1))
-    label = network.latents[0].name
-    examples = ({label: jnp.array([0.1, 0.2])}, {"n": {"y": jnp.ones((2, 3))}})
-    with_nan = ({label: jnp.array([0.1, jnp.nan])}, examples[1])
+    examples, _ = simulator.examples(zoo.key(0), 2, lambda: False)
+    (label,) = examples.latents
+    with_nan = examples._replace(latents={label: jnp.array([0.1, jnp.nan])})
     same = train.one_pass(zoo.key(0), state, with_nan, fixed, settings, 5.0)
     jax.tree.map(np.testing.assert_array_equal, same, state)
     other = train.one_pass(zoo.key(0), state, examples, fixed, settings, 5.0)
@@ -333,7 +327,6 @@ def test_an_interruption_anywhere_keeps_the_best_weights(monkeypatch, place, act
         assert not np.all(network.scaling.scale == 1)
     monkeypatch.undo()
     if place == "first simulation":
-        monkeypatch.setattr(Inference, "plan", lambda self, *_: Plan("importance"))
         resumed = compiled.train(zoo.key(5), SHORT, progress_bar=False)
         assert all(h.stopped == "limit reached" for h in resumed.history.networks.values())
 
@@ -393,12 +386,13 @@ SCRIPT = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1].split()
 import jax, numpy as np
+from oracles import without_planning
 t = __import__(sys.argv[3])
-t.Inference.plan = lambda self, *_: t.Plan(t.first_choice(self.proposal))
 training = t.Training(max_steps=150, batch_size=64, dataset_size=1024, passes=2)
 estimator = t.MADE((64, 64), 5)
-compiled = t.rd.compile(t.zoo.key(int(sys.argv[2])), t.pair, ("y",), estimator=estimator,
-                        training=training, progress_bar=False)
+with without_planning():
+    compiled = t.rd.compile(t.zoo.key(int(sys.argv[2])), t.pair, ("y",), estimator=estimator,
+                            training=training, progress_bar=False)
 digest = hashlib.sha256()
 for leaf in jax.tree.leaves(compiled.networks):
     digest.update(np.asarray(leaf).tobytes())
@@ -417,6 +411,7 @@ def test_the_key_determines_the_weights_bit_for_bit_across_processes():
     output = train_in_new_process(0)
     assert output.startswith(tuple("0123456789abcdef")) and "[[" in output
     assert output == train_in_new_process(0)
+    assert output != train_in_new_process(1)
 
 
 def test_a_model_with_heavy_tails_is_trained_and_dropped_draws_are_reported(capfd):
@@ -450,8 +445,17 @@ def test_few_dropped_draws_give_no_warning():
         compile_()
 
 
-def test_the_time_limit_holds_for_all_networks_together():
+def test_the_time_limit_holds_for_all_networks_together(monkeypatch):
+    original, limits = compiled_module.train_network, []
+
+    def record_limit(*args, max_seconds, **options):
+        limits.append(max_seconds)
+        return original(*args, max_seconds=max_seconds, **options)
+
+    monkeypatch.setattr(compiled_module, "train_network", record_limit)
     compiled = compile_(training=Training(max_steps=10**9, max_seconds=0.5, patience=10**6))
+    # The first of two networks has half of the time, the second what is left.
+    assert 0 < limits[0] <= 0.25 and limits[1] <= 0.5
     for history in compiled.history.networks.values():
         assert history.stopped == "limit reached"
         assert history.steps[-1] < 10**6

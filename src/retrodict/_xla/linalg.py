@@ -1,6 +1,7 @@
 """Linear algebra of small matrices, batched.
 
-LAPACK runs matrix by matrix on the CPU; these loops over columns vectorise over the batch.
+XLA passes these to LAPACK one matrix at a time, which is slow for many small ones, and with few
+threads can block forever. Loops over columns vectorise over the batch instead.
 """
 
 from collections.abc import Callable

@@ -5,9 +5,9 @@ the vector adds to every layer of an autoregressive network, and the network's c
 latents' own, each with the density its support asks for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -19,13 +19,12 @@ from retrodict._xla import threefry
 from retrodict._xla.batch_last import batch_last, concatenate_features
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs, made_sampler
-from retrodict.estimators.analytic.bit_sums import Waves
-from retrodict.estimators.analytic.families import Family
-from retrodict.estimators.analytic.proposal import EXPECTED, Exact
-from retrodict.estimators.coordinates import Latent, Values, blocks, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.encoders import (
     MLP,
+    Conditions,
     Context,
+    Elements,
     Embedding,
     Encoder,
     Input,
@@ -41,13 +40,12 @@ from retrodict.estimators.encoders import (
 from retrodict.estimators.features import Scaling, Value
 from retrodict.estimators.made import Autoregressive, Encoding, initial, rows_of, runs, sharing
 from retrodict.estimators.scalar_bijections import Coordinate
+from retrodict.types import Values
 
 __all__ = [
-    "EXPECTED",
     "MADE",
     "ConditionalMADE",
     "Latent",
-    "Network",
     "Series",
     "Set",
     "Value",
@@ -55,23 +53,20 @@ __all__ = [
 ]
 
 
-class Guided(NamedTuple):
-    """That contexts hold, under `EXPECTED`, what the model expects of the latents.
+class GuideSpec(NamedTuple):
+    """That conditions hold a linear-Gaussian estimate of the latents, made by the model.
 
     Attributes:
         order: the coordinates as drawn, by their place in the order of the latents.
         channels: observations whose innovations are shown.
-        waves: where all coordinates are bits that add up in one observation, the frequencies at
-            which that is looked at.
     """
 
     order: tuple[int, ...]
     channels: int
-    waves: Waves | None = None
 
 
 # However many copies share it, the wide component is met now and then.
-LEAST_CHANCE = 1e-5
+MIN_DEFENSIVE_SHARE = 1e-5
 # A factor of no more coordinates counts as small.
 FEW_COORDINATES = 4
 
@@ -115,22 +110,17 @@ class MADE:
         key: Key[Array, ""],
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
-        guide: Guided | Family | None = None,
+        guide: GuideSpec | None = None,
         copies: int = 1,
-    ) -> "Network":
-        """An untrained estimator of the latents given the inputs, used `copies` times a draw.
-
-        Where the guide is the family of their conditional, there is nothing to train.
-        """
-        if not (guide is None or isinstance(guide, Guided)):
-            return Exact.of(guide, tuple(latents), max(self.wide / copies, LEAST_CHANCE))
+    ) -> "ConditionalMADE":
+        """An untrained estimator of the latents given the inputs, used `copies` times a draw."""
         number = sum(block.size for block in blocks(latents))
         sizes = self.sized(number, copies, guide)
         # NumPy draws the weights: nothing to compile for shapes that occur once
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return ConditionalMADE(rng, sizes, tuple(latents), tuple(inputs), guide, copies)
 
-    def sized(self, coordinates: int, copies: int, guide: Guided | None = None) -> "Sized":
+    def sized(self, coordinates: int, copies: int, guide: GuideSpec | None = None) -> "Sized":
         """With sizes that suit a factor: a small one, run for every copy, has little to learn."""
         small = coordinates <= FEW_COORDINATES and copies > 1
         width = (64 if guide is None else 32) if small else 128
@@ -152,7 +142,7 @@ class ConditionalMADE(eqx.Module):
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     inputs: tuple[Input, ...] = eqx.field(static=True)
-    guide: Guided | None = eqx.field(static=True)
+    guide: GuideSpec | None = eqx.field(static=True)
     scaling: Scaling  # of the latents' coordinates
     encoders: tuple[Encoder, ...]
     trunk: MLP
@@ -166,22 +156,23 @@ class ConditionalMADE(eqx.Module):
         sizes: Sized,
         latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
-        guide: Guided | None = None,
+        guide: GuideSpec | None = None,
         copies: int = 1,
     ) -> None:
         hidden, context, options = sizes
         self.latents, self.inputs, self.guide = latents, inputs, guide
-        shares = (max(chance / copies, LEAST_CHANCE) for chance in (options.wide, options.floor))
-        together = guide_inputs.BITS if guide is not None and guide.channels else 1
+        shares = (
+            max(chance / copies, MIN_DEFENSIVE_SHARE) for chance in (options.wide, options.floor)
+        )
+        together = guide_inputs.BITS_PER_STEP if guide is not None and guide.channels else 1
         plan = runs(latents, options.components, *shares, together)
-        guide_size = 0 if guide is None else guide_inputs.size(guide.channels)
-        waves = None if guide is None else guide.waves
-        self.network = Autoregressive(rng, plan, hidden, guide_size, waves)
+        guide_size = 0 if guide is None else guide_inputs.num_inputs(guide.channels)
+        self.network = Autoregressive(rng, plan, hidden, guide_size)
         self.scaling = Scaling.unit(plan[-1].stop)
         self.encoders = tuple(build_encoder(rng, spec, options.embedding) for spec in self.inputs)
         size = sum(encoder.size for encoder in self.encoders)
         if guide is not None and not guide.channels:
-            size += guide_inputs.overview_size(plan[-1].stop)
+            size += guide_inputs.num_marginal_inputs(plan[-1].stop)
         self.trunk = MLP(rng, size, context if size else ())
         if self.trunk.layers:
             size += context[-1]
@@ -193,54 +184,43 @@ class ConditionalMADE(eqx.Module):
         start = np.concatenate([np.tile(run.head.bias(), run.steps) for run in plan])
         self.biases = (*(floats(np.zeros(to.size)) for to in unit.hidden), floats(start))
 
-    def encode(self, context: Context, *, to_draw: bool = False) -> Encoding:
-        """What the context adds to every unit of every layer: worth sharing between draws.
+    def encode(self, conditions: Conditions, *, differentiable: bool = True) -> Encoding:
+        """What the conditions add to every unit of every layer: worth sharing between draws.
 
         A set or a series may also come already summarised, as `summary` or `suffixes` gives it.
-        With `to_draw` it comes quicker if there are many, but has no gradient.
+        An encoding that need not be differentiable is faster for a batch.
         """
-        values = named("The network's context", self.inputs, context)
+        values = named("The network's context", self.inputs, conditions.inputs)
         parts = [encode_input(e, value) for e, value in zip(self.encoders, values, strict=True)]
         expected = None
         if self.guide is not None:
-            expected = cast(guide_inputs.Expected, context[EXPECTED])
+            expected = cast(guide_inputs.LinearEstimate, conditions.from_model)
             if not self.guide.channels:
-                parts.append(guide_inputs.overview(expected, self._constants()))
+                parts.append(guide_inputs.marginal_inputs(expected, self._constants()))
         weights = (self.trunk, self.from_context, self.biases)
-        encoded = (batch_last(_layers) if to_draw and parts else _layers)(weights, parts)
+        fast = parts and not differentiable
+        encoded = (batch_last(_layers) if fast else _layers)(weights, parts)
         return Encoding(encoded, expected)
 
-    def summary(self, name: str, value: "Array | Context") -> Float[Array, " features"]:
+    def summary(
+        self, name: Hashable, value: "Array | Context | Elements"
+    ) -> Float[Array, " features"]:
         """One input summarised, to stand for it in contexts that have it in common."""
         return encode_input(self._encoder(name), value)
 
-    def suffixes(self, name: str, value: Context) -> Float[Array, "time features"]:
+    def suffixes(
+        self, name: Hashable, value: "Context | Elements"
+    ) -> Float[Array, "time features"]:
         """Summaries of steps t, t+1, … of a series, for every t."""
         encoder = self._encoder(name)
         if not isinstance(encoder, SeriesEncoder):
             raise ValueError(f"Input '{name}' is a {type(encoder.spec).__name__}, not a Series.")
         return encoder.suffixes(value)
 
-    def log_prob(self, context: Context, x: Mapping[str, Array]) -> Float[Array, ""]:
-        """log q(x | context)."""
-        return self.log_prob_encoded(self.encode(context), x)
-
-    def log_prob_encoded(self, encoding: Encoding, x: Mapping[str, Array]) -> Float[Array, ""]:
-        """log q(x | context), the context already encoded."""
+    def log_prob(self, encoding: Encoding, x: Mapping[str, Array]) -> Float[Array, ""]:
+        """log q(x | conditions), the conditions already encoded."""
         row, log_slope = self._row(x)
         return self.network.log_prob(encoding, row, self._constants(row)) - log_slope
-
-    def sample_and_log_prob(
-        self, key: Key[Array, ""], context: Context
-    ) -> tuple[Values, Float[Array, ""]]:
-        """A draw x and log q(x | context)."""
-        return self.sample_and_log_prob_encoded(key, self.encode(context, to_draw=True))
-
-    def sample_and_log_prob_encoded(
-        self, key: Key[Array, ""], encoding: Encoding
-    ) -> tuple[Values, Float[Array, ""]]:
-        """A draw x and log q(x | context), the context already encoded."""
-        return self.draw(encoding, self.noise(key))
 
     def noise(
         self, key: Key[Array, ""], copies: tuple[int, ...] = ()
@@ -258,21 +238,21 @@ class ConditionalMADE(eqx.Module):
         # copies come first for who vectorises over them, but are kept last: see `rows`
         return jnp.moveaxis(jnp.concatenate(parts), (0, 1), (-2, -1))
 
-    def draw(
+    def sample(
         self, encoding: Encoding, noise: Float[Array, "steps numbers"]
     ) -> tuple[Values, Float[Array, ""]]:
-        """The draw that given noise leads to, and log q of it."""
+        """The draw that some noise leads to, and its log q."""
         row, log_q = made_sampler.draw(self.network, encoding, noise, self._constants())
         x = unflatten(self.latents, row if self.guide is None else row[self._back])
         if all(block.elementwise for block in blocks(self.latents)):
             return x, log_q
         # A vector's bijection rounds only after all its coordinates are drawn, so the density at
         # what is returned takes a pass of its own.
-        return x, self.log_prob_encoded(encoding, x)
+        return x, self.log_prob(encoding, x)
 
-    def fit_scalings(self, contexts: Context, xs: Mapping[str, Array]) -> "ConditionalMADE":
+    def fit_scalings(self, conditions: Conditions, xs: Mapping[str, Array]) -> "ConditionalMADE":
         """Centres and scales of inputs and latents, from a batch of synthetic draws."""
-        given = named("The network's context", self.inputs, contexts)
+        given = named("The network's context", self.inputs, conditions.inputs)
         encoders = tuple(
             fit_encoder(e, value, None) for e, value in zip(self.encoders, given, strict=True)
         )
@@ -285,7 +265,7 @@ class ConditionalMADE(eqx.Module):
 
     def _constants(self, row: Array | None = None) -> Coordinate[Array]:
         """Constants of all coordinates; given their values, with what is left of shared totals."""
-        c = Coordinate(*(jnp.asarray(column) for column in table(self.latents)))
+        c = Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.latents)))
         if self.guide is not None:
             c = Coordinate(*(column[np.array(self.guide.order)] for column in c))
         centre, scale = jax.lax.stop_gradient((self.scaling.centre, self.scaling.scale))
@@ -303,14 +283,11 @@ class ConditionalMADE(eqx.Module):
         back: np.ndarray = np.argsort(self.guide.order)
         return back
 
-    def _encoder(self, name: str) -> Encoder:
+    def _encoder(self, name: Hashable) -> Encoder:
         for encoder in self.encoders:
             if encoder.spec.name == name:
                 return encoder
         raise ValueError(f"No input '{name}' among {[spec.name for spec in self.inputs]}.")
-
-
-Network: TypeAlias = ConditionalMADE | Exact
 
 
 def _layers(
@@ -351,6 +328,6 @@ def trainable(module: PyTree) -> PyTree:
     )
 
 
-def learns(network: Network) -> bool:
+def has_weights(network: PyTree) -> bool:
     """Whether there are weights to train."""
     return bool(jax.tree.leaves(eqx.filter(network, trainable(network))))

@@ -1,11 +1,11 @@
-"""A factor's latents in; a row of coordinates, each with its kind of density, out (sec. 3.3).
+"""Map the latents of a factor to a row of coordinates, each with a kind of density.
 
-A latent enters an autoregressive network one coordinate after the other. Two maps lead from a
-value to what a density is put on. The first works on a whole latent: a simplex of three becomes
-two reals, a vector of booleans as many numbers, a multinomial loses its last, determined entry.
-The second is a curve on each coordinate by itself: the logarithm of a positive, the logit of an
-interval. The sampler applies the second while it draws, so that the density it reports belongs to
-the value it returns, as rounded to the float it is returned in.
+An autoregressive network draws one coordinate after another. Two maps lead from a value to the
+number that a density is put on. The first maps a whole latent: a simplex of three becomes two
+reals, a vector of booleans as many numbers, and a multinomial loses its last entry, which the
+others determine. The second is a scalar bijection for each coordinate: the logarithm of a positive
+number, the logit of an interval. The sampler applies the second as it draws, so that the density it
+reports belongs to the value it returns, including rounding.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -27,17 +27,17 @@ from retrodict.estimators.scalar_bijections import (
     SOFTPLUS,
     Coordinate,
 )
-from retrodict.estimators.vector_bijections import Support, base_support, bijection
+from retrodict.estimators.vector_bijections import Support, base_support, vector_bijection
 
-Family = Literal["mixture", "bernoulli", "categorical", "count"]
-Values = dict[str, Array]
+Kind = Literal["mixture", "bernoulli", "categorical", "count"]
 
-LARGEST_CATEGORICAL = 256
+# Integers of larger ranges are counts.
+MAX_CATEGORIES = 256
 
 
 @dataclass(frozen=True)
 class Latent:
-    """What a factor draws: one site, with the shape of one draw."""
+    """A site that a factor draws, with the shape of one draw."""
 
     name: str
     support: Support = field(hash=False)
@@ -46,10 +46,21 @@ class Latent:
 
 @dataclass(frozen=True)
 class Block:
-    """One latent's coordinates, and the way there and back."""
+    """The coordinates of one latent.
+
+    Attributes:
+        latent: the site.
+        kind: of the coordinates' densities.
+        start: position of the first coordinate in the row.
+        size: the number of coordinates.
+        table: constants of the coordinates.
+        flatten: maps a value to its coordinates, and gives log |det| of the inverse map.
+        unflatten: maps coordinates to a value.
+        elementwise: whether each coordinate is one entry of the value.
+    """
 
     latent: Latent
-    family: Family
+    kind: Kind
     start: int
     size: int
     table: Coordinate[np.ndarray] = field(hash=False, compare=False)
@@ -60,13 +71,17 @@ class Block:
 
 @cache
 def blocks(latents: tuple[Latent, ...]) -> tuple[Block, ...]:
-    """The coordinates of every latent, in order."""
+    """The coordinates of every latent, in order.
+
+    Raises:
+        UnsupportedModel: if there are no latents, or one has no coordinates.
+    """
     if not latents:
         raise UnsupportedModel("A network needs at least one latent to draw; this factor has none.")
     names = [latent.name for latent in latents]
     if len(set(names)) < len(names):
         raise UnsupportedModel(f"A network draws each latent once; got {names}.")
-    found: list[Block] = []
+    result: list[Block] = []
     start = 0
     for latent in latents:
         block = _block(latent, start)
@@ -75,13 +90,13 @@ def blocks(latents: tuple[Latent, ...]) -> tuple[Block, ...]:
                 f"Site '{latent.name}' of shape {latent.shape} with support {latent.support!r} "
                 "has no free coordinate: nothing to draw. Make it deterministic in the model."
             )
-        found.append(block)
+        result.append(block)
         start += block.size
-    return tuple(found)
+    return tuple(result)
 
 
 @cache
-def table(latents: tuple[Latent, ...]) -> Coordinate[np.ndarray]:
+def coordinate_table(latents: tuple[Latent, ...]) -> Coordinate[np.ndarray]:
     """Constants of all coordinates."""
     rows = [block.table for block in blocks(latents)]
     return Coordinate(*(np.concatenate(column) for column in zip(*rows, strict=True)))
@@ -90,7 +105,7 @@ def table(latents: tuple[Latent, ...]) -> Coordinate[np.ndarray]:
 def flatten(
     latents: tuple[Latent, ...], x: Mapping[str, Array]
 ) -> tuple[Float[Array, " coordinates"], Float[Array, ""]]:
-    """A draw as a row of coordinates, and log |det| of the way from the row to the draw."""
+    """The row of coordinates of a draw, and log |det| of the map from the row to the draw."""
     parts, log_slope = [], jnp.zeros(())
     for block in blocks(latents):
         name, shape = block.latent.name, block.latent.shape
@@ -110,8 +125,8 @@ def flatten(
     return jnp.concatenate(parts), log_slope
 
 
-def unflatten(latents: tuple[Latent, ...], row: Float[Array, " coordinates"]) -> Values:
-    """A row of coordinates as a draw."""
+def unflatten(latents: tuple[Latent, ...], row: Float[Array, " coordinates"]) -> dict[str, Array]:
+    """The draw that has a row of coordinates."""
     return {
         block.latent.name: block.unflatten(row[block.start : block.start + block.size])
         for block in blocks(latents)
@@ -124,24 +139,24 @@ def _block(latent: Latent, start: int) -> Block:
         return _integers(latent, start, "bernoulli", 0, 1)
     if isinstance(base, constraints.integer_interval):
         span = np.max(np.asarray(base.upper_bound) - np.asarray(base.lower_bound))
-        family: Family = "categorical" if span < LARGEST_CATEGORICAL else "count"
-        return _integers(latent, start, family, base.lower_bound, base.upper_bound)
+        kind: Kind = "categorical" if span < MAX_CATEGORIES else "count"
+        return _integers(latent, start, kind, base.lower_bound, base.upper_bound)
     if isinstance(base, constraints.integer_greater_than):
         return _integers(latent, start, "count", base.lower_bound, np.inf)
     if isinstance(base, constraints.multinomial):
         return _multinomial(latent, start, base.upper_bound)
     if not getattr(base, "is_discrete", False):
-        for kind, (code, bounds) in _ELEMENTWISE.items():
-            if isinstance(base, kind):
+        for constraint, (code, bounds) in _ELEMENTWISE.items():
+            if isinstance(base, constraint):
                 return _reals(latent, start, code, *bounds(base))
         try:
             return _vector(latent, start)
         except NotImplementedError:
             pass
     raise UnsupportedModel(
-        f"Site '{latent.name}' has support {latent.support!r}, for which no density is known: "
-        "NumPyro has no bijection from the reals to it. Write the site through one that has, "
-        "such as a real vector with a deterministic function of it."
+        f"Site '{latent.name}' has support {latent.support!r}, which is not supported: NumPyro has "
+        "no bijection from the reals to it. Sample a site with a supported support instead, such "
+        "as a real vector, and make this site a deterministic function of it."
     )
 
 
@@ -158,8 +173,8 @@ def _float() -> type[np.floating]:
     return np.dtype(jnp.result_type(float)).type
 
 
-def spread(name: str, bound: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A support's bound for each entry of a draw."""
+def broadcast_bound(name: str, bound: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A bound of a support for each entry of a draw."""
     try:
         return np.broadcast_to(np.asarray(bound, _float()), shape).reshape(-1)
     except ValueError:
@@ -169,11 +184,11 @@ def spread(name: str, bound: Any, shape: tuple[int, ...]) -> np.ndarray:
         ) from None
 
 
-def widened(support: Support, shape: tuple[int, ...], axes: Collection[int]) -> Support:
-    """The support that elements along some axes of a value have in common.
+def widest_support(support: Support, shape: tuple[int, ...], axes: Collection[int]) -> Support:
+    """The smallest support that contains those of all elements along some axes of a value.
 
-    Their bounds may differ, as the numbers of trials of binomials do that stand in a plate; what
-    looks at an element without knowing which takes the widest.
+    The bounds of elements may differ, such as the numbers of trials of binomials in a plate; an
+    encoder that is applied to every element needs one support for all.
     """
     base = base_support(support)
     sides = [side for side in ("lower_bound", "upper_bound") if hasattr(base, side)]
@@ -182,22 +197,22 @@ def widened(support: Support, shape: tuple[int, ...], axes: Collection[int]) -> 
     bounds = []
     for side in sides:
         whole = np.broadcast_to(np.asarray(getattr(base, side)), shape)
-        widest = np.min if side == "lower_bound" else np.max
-        bounds.append(widest(whole, axis=tuple(axes), keepdims=False))
-    found: Support = type(base)(*bounds)
-    return found
+        reduce = np.min if side == "lower_bound" else np.max
+        bounds.append(reduce(whole, axis=tuple(axes), keepdims=False))
+    widest: Support = type(base)(*bounds)
+    return widest
 
 
 def _table(
-    code: int, lower: np.ndarray, upper: np.ndarray, least: np.ndarray, most: np.ndarray
+    code: int, lower: np.ndarray, upper: np.ndarray, min_value: np.ndarray, max_value: np.ndarray
 ) -> Coordinate[np.ndarray]:
     return Coordinate(
-        curve=np.full(lower.size, code),
+        bijection=np.full(lower.size, code),
         lower=lower,
         upper=upper,
-        least=least,
-        most=most,
-        continues=np.zeros(lower.size, bool),
+        min_value=min_value,
+        max_value=max_value,
+        continues_total=np.zeros(lower.size, bool),
         centre=np.zeros_like(lower),
         scale=np.ones_like(lower),
         shift=np.zeros_like(lower),
@@ -206,17 +221,17 @@ def _table(
 
 
 def _reals(latent: Latent, start: int, code: int, lower: Any, upper: Any) -> Block:
-    low = spread(latent.name, lower, latent.shape)
-    high = spread(latent.name, upper, latent.shape)
+    low = broadcast_bound(latent.name, lower, latent.shape)
+    high = broadcast_bound(latent.name, upper, latent.shape)
     real = _float()
     tiny, largest = np.finfo(real).tiny, np.finfo(real).max
-    least, most = np.full_like(low, -largest), np.full_like(high, largest)
+    min_value, max_value = np.full_like(low, -largest), np.full_like(high, largest)
     if code in (ABOVE, BETWEEN, SOFTPLUS):
-        # subnormals are flushed to zero on most devices, so zero's neighbour is the least normal
-        least = np.where(abs(low) < tiny, tiny, np.nextafter(low, real(np.inf)))
+        # Most devices flush subnormals to zero: the next float after zero is the smallest normal.
+        min_value = np.where(abs(low) < tiny, tiny, np.nextafter(low, real(np.inf)))
     if code in (BELOW, BETWEEN):
-        most = np.where(abs(high) < tiny, -tiny, np.nextafter(high, real(-np.inf)))
-    if np.any(least > most):
+        max_value = np.where(abs(high) < tiny, -tiny, np.nextafter(high, real(-np.inf)))
+    if np.any(min_value > max_value):
         raise UnsupportedModel(f"Site '{latent.name}': its support {latent.support!r} is empty.")
     if code == ABOVE:
         high = low + 1
@@ -227,27 +242,27 @@ def _reals(latent: Latent, start: int, code: int, lower: Any, upper: Any) -> Blo
         "mixture",
         start,
         low.size,
-        _table(code, low, high, least, most),
+        _table(code, low, high, min_value, max_value),
         lambda x: (x.reshape(-1), jnp.zeros(())),
         lambda v: v.reshape(latent.shape),
     )
 
 
-def _integers(latent: Latent, start: int, family: Family, lower: Any, upper: Any) -> Block:
-    low = spread(latent.name, lower, latent.shape)
-    high = spread(latent.name, upper, latent.shape)
+def _integers(latent: Latent, start: int, kind: Kind, lower: Any, upper: Any) -> Block:
+    low = broadcast_bound(latent.name, lower, latent.shape)
+    high = broadcast_bound(latent.name, upper, latent.shape)
     if np.any(high < low):
         raise UnsupportedModel(f"Site '{latent.name}': its support {latent.support!r} is empty.")
-    # the largest integer that is also a float, so that a draw can be told from its neighbours' cell
+    # The largest integer that is also a float, so that a draw differs from its neighbours.
     largest = float(np.nextafter(_float()(np.iinfo(jnp.result_type(int)).max), _float()(0)))
-    most = np.minimum(high, largest) - low
+    max_value = np.minimum(high, largest) - low
     return Block(
         latent,
-        family,
+        kind,
         start,
         low.size,
-        _table(IDENTITY, low, high - low, np.zeros_like(low), most),
-        lambda x: (jnp.clip(x.reshape(-1) - low, 0, most), jnp.zeros(())),
+        _table(IDENTITY, low, high - low, np.zeros_like(low), max_value),
+        lambda x: (jnp.clip(x.reshape(-1) - low, 0, max_value), jnp.zeros(())),
         lambda v: (v.astype(int) + low.astype(jnp.result_type(int))).reshape(latent.shape),
     )
 
@@ -259,7 +274,7 @@ def _multinomial(latent: Latent, start: int, total: Any) -> Block:
     high = totals[..., :-1].reshape(-1)
     table = _table(IDENTITY, np.zeros_like(high), high, np.zeros_like(high), high)
     table = table._replace(
-        continues=np.broadcast_to(np.arange(categories - 1) > 0, free).reshape(-1)
+        continues_total=np.broadcast_to(np.arange(categories - 1) > 0, free).reshape(-1)
     )
 
     def unflatten(v: Array) -> Array:
@@ -279,8 +294,16 @@ def _multinomial(latent: Latent, start: int, total: Any) -> Block:
 
 
 def _vector(latent: Latent, start: int) -> Block:
-    there, back, size = bijection(latent.support, latent.shape)
-    low = np.zeros(size, _float())
+    transform = vector_bijection(latent.support, latent.shape)
+    low = np.zeros(transform.size, _float())
     largest = np.full_like(low, np.finfo(_float()).max)
-    table = _table(IDENTITY, low, low + 1, -largest, largest)
-    return Block(latent, "mixture", start, size, table, back, there, elementwise=False)
+    return Block(
+        latent,
+        "mixture",
+        start,
+        transform.size,
+        _table(IDENTITY, low, low + 1, -largest, largest),
+        transform.unconstrain,
+        transform.constrain,
+        elementwise=False,
+    )

@@ -6,16 +6,16 @@ known. A whole series is read from its end by a linear recurrence (Feng et al. 2
 we needed?"), so that at every step the summary of what is still to come is there as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar, Union, cast
+from typing import NamedTuple, TypeVar, Union, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from retrodict._xla.jit import floats
 from retrodict.estimators.features import Scaling, Value, ValueEncoder, count_columns
@@ -26,7 +26,7 @@ from retrodict.estimators.heads import compress
 class Set:
     """A whole plate: elements in no order. A set inside a set is a plate inside a plate."""
 
-    name: str
+    name: Hashable
     elements: tuple["Value | Set | Series", ...]
 
 
@@ -34,12 +34,34 @@ class Set:
 class Series:
     """A whole time series: steps in order."""
 
-    name: str
+    name: Hashable
     elements: tuple["Value | Set", ...]
 
 
 Input = Value | Set | Series
-Context = Mapping[str, Union[Array, "Context"]]
+Context = Mapping[Hashable, Union[Array, "Context", "Elements"]]
+
+
+class Elements(NamedTuple):
+    """The elements of a set or series: arrays with a leading axis of elements, and which exist."""
+
+    values: Context
+    mask: Bool[Array, " elements"] | None = None
+
+
+class Conditions(NamedTuple):
+    """What one copy of a factor is conditioned on.
+
+    Attributes:
+        inputs: by name of the input, an array, or the elements of a set or series.
+        from_model: what the model itself says of the latents: a linear-Gaussian estimate, or the
+            parameters of a closed-form conditional; None if neither is known.
+    """
+
+    inputs: Context
+    from_model: PyTree = None
+
+
 Encoder = Union[ValueEncoder, "SetEncoder", "SeriesEncoder"]
 Plate = TypeVar("Plate", "SetEncoder", "SeriesEncoder")
 
@@ -122,7 +144,7 @@ class SetEncoder(eqx.Module):
         """How many features: the summary, the mean embedding itself and the count."""
         return _width(self.summarise) + _width(self.embed) + 1
 
-    def __call__(self, context: Context) -> Float[Array, " features"]:
+    def __call__(self, context: "Context | Elements") -> Float[Array, " features"]:
         """Summary of one set, in no order."""
         features, there = _encode_elements(self, context)
         embedded = jax.vmap(self.embed)(features)
@@ -134,7 +156,7 @@ class SetEncoder(eqx.Module):
         pooled = jnp.concatenate([mean, most, count])
         return jnp.concatenate([self.summarise(pooled), mean, count])
 
-    def fit(self, context: Context, there: Array | np.ndarray | None) -> "SetEncoder":
+    def fit(self, context: "Context | Elements", there: Array | np.ndarray | None) -> "SetEncoder":
         """Learn all scalings inside from contexts with any leading axes."""
         return _fit_plate(self, context, there)
 
@@ -161,11 +183,11 @@ class SeriesEncoder(eqx.Module):
         """How many features."""
         return _width(self.summarise) + 1
 
-    def __call__(self, context: Context) -> Float[Array, " features"]:
+    def __call__(self, context: "Context | Elements") -> Float[Array, " features"]:
         """Summary of the whole series."""
         return self.suffixes(context)[0]
 
-    def suffixes(self, context: Context) -> Float[Array, "time features"]:
+    def suffixes(self, context: "Context | Elements") -> Float[Array, "time features"]:
         """Summary of steps t, t+1, … for every t."""
         features, there = _encode_elements(self, context)
         weight = there[:, None].astype(float)
@@ -182,7 +204,9 @@ class SeriesEncoder(eqx.Module):
         pooled = jnp.concatenate([*parts, count], -1)
         return jnp.concatenate([jax.vmap(self.summarise)(pooled), count], -1)
 
-    def fit(self, context: Context, there: Array | np.ndarray | None) -> "SeriesEncoder":
+    def fit(
+        self, context: "Context | Elements", there: Array | np.ndarray | None
+    ) -> "SeriesEncoder":
         """Learn all scalings inside from contexts with any leading axes."""
         return _fit_plate(self, context, there)
 
@@ -196,9 +220,10 @@ def _recur_backwards(keep: Array, add: Array) -> Array:
 
 
 def _encode_elements(
-    plate: "SetEncoder | SeriesEncoder", context: Context
+    plate: "SetEncoder | SeriesEncoder", context: "Context | Elements"
 ) -> tuple[Float[Array, "elements features"], Bool[Array, " elements"]]:
-    name, parts = plate.spec.name, parts_of(plate.spec, context)
+    name, (values, mask) = plate.spec.name, elements_of(plate.spec, context)
+    parts = parts_of(plate.spec, values)
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(parts)}
     if len(lengths) != 1:
         raise ValueError(
@@ -206,7 +231,7 @@ def _encode_elements(
             f"each element; found lengths {sorted(lengths)}."
         )
     (length,) = lengths
-    there = jnp.asarray(context.get("mask", np.ones(length, bool)))
+    there = jnp.asarray(np.ones(length, bool) if mask is None else mask)
     if there.shape != (length,):
         raise ValueError(
             f"Input '{name}': its mask needs shape {(length,)}, an entry for each element; "
@@ -220,46 +245,60 @@ def _encode_elements(
     return jnp.where(there[:, None], jnp.concatenate(encoded, -1), 0), there
 
 
-def parts_of(spec: Set | Series, context: Context) -> list["Array | Context"]:
-    """The arrays of a set's or a series' elements, in order."""
+def elements_of(spec: Set | Series, context: "Context | Elements") -> Elements:
+    """The elements of a set or series; a plain mapping is one in which all exist."""
+    if isinstance(context, Elements):
+        return context
     if not isinstance(context, Mapping):
         raise ValueError(
             f"Input '{spec.name}' is a {type(spec).__name__}: expected a dict with the arrays of "
-            f"{[e.name for e in spec.elements]}, found {type(context).__name__}."
+            f"{[str(e.name) for e in spec.elements]}, found {type(context).__name__}."
         )
-    return named(f"Input '{spec.name}'", spec.elements, context)
+    return Elements(context)
 
 
-def named(who: str, specs: tuple[Input, ...], context: Context) -> list["Array | Context"]:
+def parts_of(spec: Set | Series, values: Context) -> list["Array | Context | Elements"]:
+    """The arrays of a set's or a series' elements, in order."""
+    return named(f"Input '{spec.name}'", spec.elements, values)
+
+
+def named(
+    owner: str, specs: tuple[Input, ...], context: Context
+) -> list["Array | Context | Elements"]:
     """What the context holds for each input, in order."""
-    if missing := [spec.name for spec in specs if spec.name not in context]:
+    if missing := [str(spec.name) for spec in specs if spec.name not in context]:
         raise ValueError(
-            f"{who} needs values for {[spec.name for spec in specs]}: {missing} missing, "
-            f"found {sorted(context)}."
+            f"{owner} needs values for {[str(spec.name) for spec in specs]}: {missing} missing, "
+            f"found {sorted(map(str, context))}."
         )
     return [context[spec.name] for spec in specs]
 
 
-def encode_input(encoder: Encoder, value: "Array | Context") -> Float[Array, " features"]:
+def encode_input(
+    encoder: Encoder, value: "Array | Context | Elements"
+) -> Float[Array, " features"]:
     """Features of one input; a set or series given as an array counts as already encoded."""
     if isinstance(encoder, ValueEncoder):
         return encoder(cast(Array, value))
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | Elements):
         return encoder(value)
     if jnp.shape(value) != (encoder.size,):
         raise ValueError(
             f"Input '{encoder.spec.name}' is a {type(encoder.spec).__name__}: expected a dict with "
-            f"the arrays of {[e.name for e in encoder.spec.elements]}, or a summary of shape "
+            f"the arrays of {[str(e.name) for e in encoder.spec.elements]}, or a summary of shape "
             f"{(encoder.size,)}; found an array of shape {jnp.shape(value)}."
         )
     return value
 
 
-def _fit_plate(plate: Plate, context: Context, there: Array | np.ndarray | None) -> Plate:
-    parts = parts_of(plate.spec, context)
-    shape = _leading(plate, context)
-    # by NumPy: JAX would compile a program for every operation
-    here = np.broadcast_to(np.asarray(context.get("mask", True)), shape)
+def _fit_plate(
+    plate: Plate, context: "Context | Elements", there: Array | np.ndarray | None
+) -> Plate:
+    values, mask = elements_of(plate.spec, context)
+    parts = parts_of(plate.spec, values)
+    shape = _leading(plate, values)
+    # NumPy: JAX would compile a program for every operation.
+    here = np.broadcast_to(np.asarray(True if mask is None else mask), shape)
     if there is not None:
         here = here & np.asarray(there)[..., None]
     number = np.log(np.maximum(here.sum(-1), 1))
@@ -270,7 +309,7 @@ def _fit_plate(plate: Plate, context: Context, there: Array | np.ndarray | None)
 
 
 def fit_encoder(
-    encoder: Encoder, context: "Array | Context", there: Array | np.ndarray | None
+    encoder: Encoder, context: "Array | Context | Elements", there: Array | np.ndarray | None
 ) -> Encoder:
     """The encoder with its scalings learned from contexts with any leading axes.
 
@@ -278,16 +317,16 @@ def fit_encoder(
     """
     if isinstance(encoder, ValueEncoder):
         return encoder.fit(cast(Array, context), there)
-    return encoder.fit(cast(Context, context), there)
+    return encoder.fit(cast("Context | Elements", context), there)
 
 
-def _leading(plate: "SetEncoder | SeriesEncoder", context: Context) -> tuple[int, ...]:
+def _leading(plate: "SetEncoder | SeriesEncoder", values: Context) -> tuple[int, ...]:
     """Axes before an element's own: of the batch, of the plates around, and of this one."""
-    first, part = plate.elements[0], parts_of(plate.spec, context)[0]
+    first, part = plate.elements[0], parts_of(plate.spec, values)[0]
     if isinstance(first, ValueEncoder):
         shape = jnp.shape(cast(Array, part))
         return shape[: len(shape) - len(first.spec.shape)]
-    return _leading(first, cast(Context, part))[:-1]
+    return _leading(first, elements_of(first.spec, cast("Context | Elements", part)).values)[:-1]
 
 
 def build_encoder(rng: np.random.Generator, spec: Input, sizes: Embedding) -> Encoder:

@@ -4,6 +4,7 @@ Each support has a scale on which its values are comparable: the logarithm of a 
 count, the logit of a proportion. There they are centred and scaled by what synthetic data show.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to, constraints
 
 from retrodict._xla.jit import floats
-from retrodict.estimators.coordinates import spread
+from retrodict.estimators.coordinates import broadcast_bound
 from retrodict.estimators.heads import compress
 from retrodict.estimators.vector_bijections import Support, base_support, interior
 
@@ -29,7 +30,7 @@ Column = Literal["scaled", "fine", "plain"]
 class Value:
     """An aligned parent: a plain input."""
 
-    name: str
+    name: Hashable
     support: Support = field(hash=False)
     shape: tuple[int, ...]
 
@@ -123,7 +124,7 @@ def value_columns(spec: Value, x: Array) -> tuple[Float[Array, " features"], tup
     raw = x.reshape(-1).astype(float)
 
     def bound(side: str) -> Array:
-        return jnp.asarray(spread(spec.name, getattr(base, side), spec.shape))
+        return jnp.asarray(broadcast_bound(str(spec.name), getattr(base, side), spec.shape))
 
     if base is constraints.boolean:
         return 2 * raw - 1, _columns("plain", raw.size)

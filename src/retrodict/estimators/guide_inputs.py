@@ -1,13 +1,15 @@
-"""What a model expects of a factor's latents in; inputs and anchors for its network out.
+"""Network inputs from a linear-Gaussian estimate, conditioned on coordinates as they are drawn.
 
-`Expected` is a linear-Gaussian picture of the latents given what is known: good enough to say where
-to look, and no more. The network sees it coordinate by coordinate, each given those drawn before:
-the mean and scale that are left, and how far the observations still are from what is expected of
-them, the innovation of a filter. Half of a mixture's components are placed relative to it. What the
-picture misses, the network learns; what the network misses, the weights correct.
+The model's own moments give a linear-Gaussian estimate of a factor's latents (see
+`retrodict.proposal.linear_guide`), which is approximate for most models. A network sees it
+coordinate by coordinate: the mean and scale of each coordinate given those drawn before it, and the
+innovations of a Kalman filter, the observations minus their predictive means. Half of a mixture's
+components are placed relative to this conditional. The network learns to correct the estimate, and
+the importance weights correct the network.
+
+Arrays may have a last axis of rows, see `retrodict._xla.batch_last`.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,328 +18,327 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from retrodict._xla.batch_last import concatenate_features
-from retrodict.estimators.analytic import bit_sums
-from retrodict.estimators.analytic.bit_sums import Waves
 from retrodict.estimators.heads import along_first, compress, patterns
 from retrodict.estimators.scalar_bijections import Coordinate, match_gaussian
 
-Place = Int[Array, ""] | int  # of a coordinate, in the order drawn
+Position = Int[Array, ""] | int  # of a coordinate, in sampling order
 
-# Wavelengths, in standard deviations of an observation's noise, at which innovations are shown:
-# which of many discrete causes explain one is a question of its fine structure.
-LONGEST, WAVES = 64.0, 5  # each is half of the one before
-# Innovations are shown one by one where there are no more than this many.
-MOST_CHANNELS = 4
-# Where there are channels, so many bits are drawn at once.
-BITS = 4
-LEAST_LOGIT = -15.0
+# Innovations are also given as sines and cosines of these wavelengths, in standard deviations of
+# the observation's noise, each half of the one before: which of many discrete causes explain an
+# innovation depends on its fine structure.
+LONGEST_WAVELENGTH, NUM_WAVELENGTHS = 64.0, 5
+# Innovations are inputs if there are no more observations than this.
+MAX_CHANNELS = 4
+# The number of bits drawn at once if innovations are inputs.
+BITS_PER_STEP = 4
+# Inputs of a step besides innovations: four for a coordinate, one for each of a few bits.
+NUM_STEP_INPUTS = 4
+# The smallest logit of a pattern of bits, relative to the largest.
+MIN_LOGIT = -15.0
 
 
-class Expected(NamedTuple):
-    """Latents x ~ N(centre, root rootᵀ) given all that is known, coordinates in the order drawn.
+class LinearEstimate(NamedTuple):
+    """Latents x ~ N(mean, root rootᵀ) given all that is known, coordinates in sampling order.
 
-    All arrays may have a last axis of rows, see `rows`.
-
-    Where there are channels, the picture is that of independent latents and of these channels, and
-    is worked out as coordinates are drawn: `root` and `white` are empty.
+    If there are channels, the estimate is that of independent latents and of these channels, and is
+    conditioned on the channels as coordinates are drawn; `root` and `whitening` are then empty.
 
     Attributes:
-        centre, root: `root` is lower triangular, so its rows condition on the coordinates before.
-        white: the inverse of `root`.
-        prior, variance: of the coordinates before observations are taken in.
-        residual: observations minus their means, where the latents are at `prior`.
-        slope: how these means move with the coordinates.
-        noise: the observations' own variance.
-        effects: where bits add up in one observation, its slope, if that is known beforehand.
+        mean: of the coordinates.
+        root: lower triangular, so that its rows condition on the coordinates before.
+        whitening: the inverse of `root`.
+        prior_mean, prior_variance: of the coordinates before observations are taken into account.
+        residual: the observations minus their means with all coordinates at `prior_mean`.
+        slope: derivatives of these means.
+        noise_variance: variances of the observations given the latents.
     """
 
-    centre: Float[Array, "coordinates *rows"]
+    mean: Float[Array, "coordinates *rows"]
     root: Float[Array, "coordinates coordinates *rows"]
-    white: Float[Array, "coordinates coordinates *rows"]
-    prior: Float[Array, "coordinates *rows"]
-    variance: Float[Array, "coordinates *rows"]
+    whitening: Float[Array, "coordinates coordinates *rows"]
+    prior_mean: Float[Array, "coordinates *rows"]
+    prior_variance: Float[Array, "coordinates *rows"]
     residual: Float[Array, "channels *rows"]
     slope: Float[Array, "channels coordinates *rows"]
-    noise: Float[Array, "channels *rows"]
-    effects: bit_sums.Effects | None = None
+    noise_variance: Float[Array, "channels *rows"]
 
     @property
-    def tails(self) -> Float[Array, "coordinates channels *rows"]:
-        """Variance of the observations given the coordinates before each."""
-        moved = jnp.swapaxes(self.slope**2 * self.variance, 0, 1)
-        # few numbers are added up quicker by a product than by a scan
-        later = np.triu(np.ones((moved.shape[0],) * 2, moved.dtype))
-        return self.noise + jnp.tensordot(later, moved, 1)
+    def innovation_variance(self) -> Float[Array, "coordinates channels *rows"]:
+        """Variances of the observations given the coordinates before each."""
+        explained = jnp.swapaxes(self.slope**2 * self.prior_variance, 0, 1)
+        # A short cumulative sum is faster as a matrix product than as a scan.
+        later = np.triu(np.ones((explained.shape[0],) * 2, explained.dtype))
+        return self.noise_variance + jnp.tensordot(later, explained, 1)
 
 
-def known_effects(expected: Expected) -> bit_sums.Effects:
-    """Of bits that add up in one observation."""
-    assert expected.effects is not None
-    return expected.effects
-
-
-class Left(NamedTuple):
-    """What is left to expect once some coordinates are known.
+class GuideState(NamedTuple):
+    """What the coordinates drawn so far change in the estimate.
 
     Attributes:
-        noise: root⁻¹ (x − centre), zero where x is not known yet, or where there are channels.
-        residual: observations minus their means.
-        sum: where bits add up in one observation, what of it is left to explain.
+        whitened: root⁻¹ (x − mean), zero for coordinates that are not drawn yet; unused if there
+            are channels.
+        residual: the observations minus their means given the coordinates drawn so far.
     """
 
-    noise: Float[Array, "coordinates *rows"]
+    whitened: Float[Array, "coordinates *rows"]
     residual: Float[Array, "channels *rows"]
-    sum: Float[Array, "*rows"] | None = None
 
 
-class View(NamedTuple):
-    """What is seen of a coordinate given those before it."""
+class CoordinateView(NamedTuple):
+    """The estimate of one coordinate given those before it, and the observations' residuals."""
 
     mean: Float[Array, "*rows"]
     scale: Float[Array, "*rows"]
-    prior: Float[Array, "*rows"]
-    variance: Float[Array, "*rows"]
+    prior_mean: Float[Array, "*rows"]
+    prior_variance: Float[Array, "*rows"]
     residual: Float[Array, "channels *rows"]
-    tail: Float[Array, "channels *rows"]
-    noise: Float[Array, "channels *rows"]
+    innovation_variance: Float[Array, "channels *rows"]
+    noise_variance: Float[Array, "channels *rows"]
 
 
-def start(expected: Expected, waves: Waves | None = None) -> Left:
-    """Nothing is known yet."""
-    left = Left(jnp.zeros_like(expected.centre), expected.residual)
-    if waves is None:
-        return left
-    (residual,) = expected.residual
-    effects = known_effects(expected)
-    return left._replace(sum=bit_sums.start(effects, residual, expected.prior))
+def initial_state(estimate: LinearEstimate) -> GuideState:
+    """The state before any coordinate is drawn."""
+    return GuideState(jnp.zeros_like(estimate.mean), estimate.residual)
 
 
-def look(expected: Expected, tails: Array, left: Left, place: Place) -> View:
-    """One coordinate, given those before it."""
-    prior, variance = expected.prior[place], expected.variance[place]
-    if expected.residual.shape[0]:
-        slope = expected.slope[:, place]
-        mean, scale = _from_channels(prior, variance, left.residual, slope, tails[place])
+def condition(
+    estimate: LinearEstimate, innovation_variance: Array, state: GuideState, position: Position
+) -> CoordinateView:
+    """One coordinate given those before it."""
+    prior_mean, prior_variance = estimate.prior_mean[position], estimate.prior_variance[position]
+    variance = innovation_variance[position]
+    if estimate.residual.shape[0]:
+        slope = estimate.slope[:, position]
+        mean, scale = _linear_update(prior_mean, prior_variance, state.residual, slope, variance)
     else:
-        row = expected.root[place]
-        mean, scale = expected.centre[place] + jnp.sum(row * left.noise, 0), row[place]
-    return View(mean, scale, prior, variance, left.residual, tails[place], expected.noise)
+        row = estimate.root[position]
+        mean = estimate.mean[position] + jnp.sum(row * state.whitened, 0)
+        scale = row[position]
+    return CoordinateView(
+        mean, scale, prior_mean, prior_variance, state.residual, variance, estimate.noise_variance
+    )
 
 
-def learn(expected: Expected, left: Left, view: View, place: Place, value: Array) -> Left:
-    """What is left once a coordinate's value is known."""
-    if expected.residual.shape[0]:
-        moved = expected.slope[:, place] * (value - expected.prior[place])
-        return left._replace(residual=left.residual - moved)
-    return left._replace(noise=left.noise.at[place].set((value - view.mean) / view.scale))
+def update(
+    estimate: LinearEstimate,
+    state: GuideState,
+    view: CoordinateView,
+    position: Position,
+    value: Array,
+) -> GuideState:
+    """The state once a coordinate is drawn."""
+    if estimate.residual.shape[0]:
+        shift = estimate.slope[:, position] * (value - estimate.prior_mean[position])
+        return state._replace(residual=state.residual - shift)
+    whitened = state.whitened.at[position].set((value - view.mean) / view.scale)
+    return state._replace(whitened=whitened)
 
 
-def look_at_all(expected: Expected, row: Float[Array, " coordinates"]) -> View:
-    """All coordinates, each given those before it: they are the rows of the view."""
-    prior, variance = expected.prior, expected.variance
-    channels, number = expected.slope.shape
-    residual, tails = jnp.zeros((0, number)), jnp.zeros((0, number))
+def condition_all(estimate: LinearEstimate, row: Float[Array, " coordinates"]) -> CoordinateView:
+    """All coordinates, each given those before it, along the last axis of the view."""
+    prior_mean, prior_variance = estimate.prior_mean, estimate.prior_variance
+    channels, number = estimate.slope.shape
+    residual, variance = jnp.zeros((0, number)), jnp.zeros((0, number))
     if channels:
-        moved = expected.slope * (row - prior)
-        before = np.triu(np.ones((number, number), moved.dtype), 1)
-        residual, tails = expected.residual[:, None] - moved @ before, expected.tails.T
-        mean, scale = _from_channels(prior, variance, residual, expected.slope, tails)
+        shifts = estimate.slope * (row - prior_mean)
+        before = np.triu(np.ones((number, number), shifts.dtype), 1)
+        residual = estimate.residual[:, None] - shifts @ before
+        variance = estimate.innovation_variance.T
+        mean, scale = _linear_update(prior_mean, prior_variance, residual, estimate.slope, variance)
     else:
-        noise = expected.white @ (row - expected.centre)
-        scale = jnp.diagonal(expected.root)
-        mean = expected.centre + expected.root @ noise - scale * noise
-    return View(mean, scale, prior, variance, residual, tails, expected.noise[:, None])
+        whitened = estimate.whitening @ (row - estimate.mean)
+        scale = jnp.diagonal(estimate.root)
+        mean = estimate.mean + estimate.root @ whitened - scale * whitened
+    noise_variance = estimate.noise_variance[:, None]
+    return CoordinateView(
+        mean, scale, prior_mean, prior_variance, residual, variance, noise_variance
+    )
 
 
-def _from_channels(
-    prior: Array, variance: Array, residual: Array, slope: Array, tail: Array
+def _linear_update(
+    prior_mean: Array, prior_variance: Array, residual: Array, slope: Array, variance: Array
 ) -> tuple[Array, Array]:
-    """Mean and scale of a coordinate given each channel by itself; exact where there is one."""
-    rest = jnp.maximum(tail - slope**2 * variance, 1e-6 * tail)
-    precision = 1 / jnp.maximum(variance, 1e-12) + jnp.sum(slope**2 / rest, 0)
-    return prior + jnp.sum(slope * residual / rest, 0) / precision, 1 / jnp.sqrt(precision)
+    """Mean and scale of a coordinate given each channel by itself; exact if there is one.
+
+    `variance` is that of the observations given the coordinates before.
+    """
+    remaining = jnp.maximum(variance - slope**2 * prior_variance, 1e-6 * variance)
+    precision = 1 / jnp.maximum(prior_variance, 1e-12) + jnp.sum(slope**2 / remaining, 0)
+    mean = prior_mean + jnp.sum(slope * residual / remaining, 0) / precision
+    return mean, 1 / jnp.sqrt(precision)
 
 
-def anchor(view: View, c: Coordinate[Array]) -> Coordinate[Array]:
-    """The constants of the coordinates in view, with the place and scale expected of them."""
-    mean, scale = match_gaussian(view.mean, view.scale, c)
+def anchor(mean: Array, scale: Array, c: Coordinate[Array]) -> Coordinate[Array]:
+    """The constants of coordinates with the anchors that a normal estimate of them gives."""
+    mean, scale = match_gaussian(mean, scale, c)
     shift = jnp.clip((mean - c.centre) / c.scale, -1e6, 1e6)
     return c._replace(shift=shift, stretch=jnp.clip(scale / c.scale, 1e-5, 10.0))
 
 
-def size(channels: int) -> int:
-    """How many inputs a coordinate has, or a few bits."""
-    return _own(channels) + channels * (2 + 2 * WAVES)
+def num_inputs(channels: int) -> int:
+    """The number of inputs of a step."""
+    return NUM_STEP_INPUTS + channels * (2 + 2 * NUM_WAVELENGTHS)
 
 
-def _own(channels: int) -> int:
-    """Inputs beside innovations: of a coordinate there are four, of bits one each."""
-    return max(4, BITS) if channels else 4
-
-
-def inputs(view: View, c: Coordinate[Array]) -> Float[Array, "inputs *rows"]:
-    """What the network sees of a coordinate, whose constants hold its anchor."""
+def coordinate_inputs(view: CoordinateView, c: Coordinate[Array]) -> Float[Array, "inputs *rows"]:
+    """Inputs of the step that draws a coordinate, whose constants hold its anchor."""
     ratio, prior = _log_odds(view)
-    own = [compress(c.shift), 0.3 * jnp.log(c.stretch), jnp.tanh(ratio / 8) * 2, prior / 4]
-    own += [jnp.zeros_like(ratio)] * (_own(view.residual.shape[0]) - len(own))
-    return _stacked([*own, *_innovations(view.residual, view.tail, view.noise)])
+    parts = [compress(c.shift), 0.3 * jnp.log(c.stretch), jnp.tanh(ratio / 8) * 2, prior / 4]
+    innovations = _innovations(view.residual, view.innovation_variance, view.noise_variance)
+    return _stack([*parts, *innovations])
 
 
-def _innovations(residual: Array, tail: Array, noise: Array) -> list[Float[Array, "*rows"]]:
-    """How far observations are from what is expected, on several scales."""
-    sd = jnp.sqrt(noise)
-    shown = [compress(residual / jnp.sqrt(tail)), jnp.arcsinh(residual / sd) / 2]
-    shown += [wave for waves in _waves(residual / sd) for wave in waves]
-    return [channel for by_channel in shown for channel in by_channel]
+def marginal_inputs(estimate: LinearEstimate, c: Coordinate[Array]) -> Float[Array, " features"]:
+    """Anchors of all coordinates before any is drawn, if there are no channels."""
+    marginal_scale = jnp.sqrt(jnp.sum(estimate.root**2, 1))
+    c = anchor(estimate.mean, marginal_scale, c)
+    return jnp.concatenate([compress(c.shift), 0.3 * jnp.log(c.stretch)])
 
 
-def _stacked(parts: list[Array]) -> Array:
+def num_marginal_inputs(coordinates: int) -> int:
+    """The number of features of `marginal_inputs`."""
+    return 2 * coordinates
+
+
+def _innovations(
+    residual: Array, innovation_variance: Array, noise_variance: Array
+) -> list[Float[Array, "*rows"]]:
+    """Residuals of the observations on several scales."""
+    sd = jnp.sqrt(noise_variance)
+    by_scale = [compress(residual / jnp.sqrt(innovation_variance)), jnp.arcsinh(residual / sd) / 2]
+    by_scale += [wave for waves in _fourier_features(residual / sd) for wave in waves]
+    return [channel for channels in by_scale for channel in channels]
+
+
+def _stack(parts: list[Array]) -> Array:
     return concatenate_features([part[None] for part in parts])
 
 
-def _waves(x: Array) -> tuple[list[Array], list[Array]]:
-    """Sines and cosines, shortest first; those of twice an angle follow from the angle's."""
-    angle = 2 * np.pi / LONGEST * x
+def _fourier_features(x: Array) -> tuple[list[Array], list[Array]]:
+    """Sines and cosines, shortest wavelength first, by the formulas for twice an angle."""
+    angle = 2 * np.pi / LONGEST_WAVELENGTH * x
     sines, cosines = [jnp.sin(angle)], [jnp.cos(angle)]
-    for _ in range(WAVES - 1):
+    for _ in range(NUM_WAVELENGTHS - 1):
         sine, cosine = sines[0], cosines[0]
         sines.insert(0, 2 * sine * cosine)
         cosines.insert(0, 1 - 2 * sine**2)
     return sines, cosines
 
 
-class BitsView(NamedTuple):
-    """What is seen of a few bits given the coordinates before them.
+class PatternView(NamedTuple):
+    """The estimate of a few bits given the coordinates before them.
 
     Attributes:
-        logits: of all patterns of the bits, as the picture has it.
-        inputs: what the network sees.
+        logits: of all patterns of the bits.
+        inputs: of the step that draws them.
     """
 
     logits: Float[Array, "patterns *rows"]
     inputs: Float[Array, "inputs *rows"]
 
 
-def sums(waves: Waves, spans: Sequence[int], expected: Expected) -> tuple[bit_sums.Block, ...]:
-    """The bits of each step, where they add up in one observation."""
-    (noise,) = expected.noise
-    return bit_sums.blocks_of(waves, known_effects(expected), spans, expected.prior, noise)
+def condition_bits(
+    estimate: LinearEstimate,
+    innovation_variance: Array,
+    state: GuideState,
+    position: Position,
+    span: int,
+) -> PatternView:
+    """The `span` bits from `position` on given the coordinates before, if there are channels."""
+    slope = jax.lax.dynamic_slice_in_dim(estimate.slope, position, span, 1)
+    prior_mean = _slice(estimate.prior_mean, position, span)
+    prior_variance = _slice(estimate.prior_variance, position, span)
+    return _view_patterns(
+        state.residual,
+        slope,
+        prior_mean,
+        prior_variance,
+        innovation_variance[position],
+        estimate.noise_variance,
+    )
 
 
-def look_at_sum(
-    waves: Waves, expected: Expected, left: Left, block: bit_sums.Block
-) -> Float[Array, "patterns *rows"]:
-    """Logits of all patterns of a step's bits, where they add up in one observation."""
-    assert left.sum is not None
-    return _held_up(jnp.log(bit_sums.chances_of(waves, block, left.sum, expected.noise[0])))
+def update_bits(
+    estimate: LinearEstimate, state: GuideState, position: Position, values: Array
+) -> GuideState:
+    """The state once the bits from `position` on are drawn."""
+    slope = jax.lax.dynamic_slice_in_dim(estimate.slope, position, values.shape[0], 1)
+    shifts = slope * (values - _slice(estimate.prior_mean, position, values.shape[0]))
+    return state._replace(residual=state.residual - jnp.sum(shifts, 1))
 
 
-def look_at_all_sums(
-    waves: Waves, spans: Sequence[int], expected: Expected, row: Float[Array, " coordinates"]
-) -> list[Float[Array, " patterns"]]:
-    """The same for every step, given all coordinates before."""
-    left, found = start(expected, waves), []
-    blocks = sums(waves, spans, expected)
-    for step, end in enumerate(np.cumsum(spans)):
-        found.append(look_at_sum(waves, expected, left, blocks[step]))
-        left = learn_sum(left, blocks[step], row[end - spans[step] : end])
-    return found
+def _slice(values: Array, position: Position, span: int) -> Array:
+    part: Array = jax.lax.dynamic_slice_in_dim(values, position, span)
+    return part
 
 
-def learn_sum(left: Left, block: bit_sums.Block, values: Array) -> Left:
-    """What is left once a step's bits are known."""
-    assert left.sum is not None
-    _, rest = bit_sums.learn(block, left.sum, bit_sums.chosen_by(values))
-    return left._replace(sum=rest)
+def condition_all_bits(
+    estimate: LinearEstimate, row: Float[Array, " coordinates"], at: slice, span: int
+) -> PatternView:
+    """Bits in blocks of `span`, each given all coordinates before; blocks are the last axis."""
+    view = condition_all(estimate, row)
+
+    def by_block(leaf: Array) -> Array:
+        part = leaf[..., at]
+        return jnp.moveaxis(part.reshape(*part.shape[:-1], -1, span), -1, -2)
+
+    residual, variance = (
+        by_block(leaf)[:, 0] for leaf in (view.residual, view.innovation_variance)
+    )
+    slope, prior_mean, prior_variance = map(
+        by_block, (estimate.slope, estimate.prior_mean, estimate.prior_variance)
+    )
+    return _view_patterns(
+        residual, slope, prior_mean, prior_variance, variance, view.noise_variance
+    )
 
 
-def _held_up(logits: Float[Array, "patterns *rows"]) -> Float[Array, "patterns *rows"]:
-    """The picture may rule out what is so; the network must be able to put it right."""
-    return jnp.maximum(logits - jnp.max(logits, 0), LEAST_LOGIT)
+def _view_patterns(
+    residual: Array,
+    slope: Array,
+    prior_mean: Array,
+    prior_variance: Array,
+    innovation_variance: Array,
+    noise_variance: Array,
+) -> PatternView:
+    span, channels = prior_mean.shape[0], residual.shape[0]
+    probability = jnp.clip(prior_mean, 1e-4, 1 - 1e-4)
+    log_odds = jnp.log(probability) - jnp.log1p(-probability)
+    remaining = jnp.maximum(
+        innovation_variance - jnp.sum(slope**2 * prior_variance, 1), 1e-6 * innovation_variance
+    )
+    residual_at_zero = residual + jnp.sum(slope * prior_mean, 1)
+    bits = [along_first(column, residual_at_zero) for column in patterns(span).T]
 
+    def sum_of_ones(terms: Array) -> Array:
+        """For every pattern, the sum of the terms of those bits that are one."""
+        products = [terms[i] * bit for i, bit in enumerate(bits)]
+        return sum(products[1:], products[0])
 
-def look_at_bits(expected: Expected, tails: Array, left: Left, place: Place, span: int) -> BitsView:
-    """A few bits at once from some place on, where there are channels."""
-    slope = jax.lax.dynamic_slice_in_dim(expected.slope, place, span, 1)
-    prior, variance = _few(expected.prior, place, span), _few(expected.variance, place, span)
-    return _look_at_bits(left.residual, slope, prior, variance, tails[place], expected.noise)
-
-
-def learn_bits(expected: Expected, left: Left, place: Place, values: Array) -> Left:
-    """What is left once a few bits from some place on are known."""
-    slope = jax.lax.dynamic_slice_in_dim(expected.slope, place, values.shape[0], 1)
-    moved = slope * (values - _few(expected.prior, place, values.shape[0]))
-    return left._replace(residual=left.residual - jnp.sum(moved, 1))
-
-
-def _few(values: Array, place: Place, span: int) -> Array:
-    found: Array = jax.lax.dynamic_slice_in_dim(values, place, span)
-    return found
-
-
-def look_at_all_bits(
-    expected: Expected, row: Float[Array, " coordinates"], at: slice, span: int
-) -> BitsView:
-    """Bits, `span` at a time, each time given all coordinates before: times are the rows."""
-    view = look_at_all(expected, row)
-
-    def by_span(leaf: Array) -> Array:
-        cut = leaf[..., at]
-        return jnp.moveaxis(cut.reshape(*cut.shape[:-1], -1, span), -1, -2)
-
-    residual, tail = (by_span(leaf)[:, 0] for leaf in (view.residual, view.tail))
-    slope, prior, variance = map(by_span, (expected.slope, expected.prior, expected.variance))
-    return _look_at_bits(residual, slope, prior, variance, tail, view.noise)
-
-
-def _look_at_bits(
-    residual: Array, slope: Array, prior: Array, variance: Array, tail: Array, noise: Array
-) -> BitsView:
-    span, channels = prior.shape[0], residual.shape[0]
-    shown = jnp.clip(prior, 1e-4, 1 - 1e-4)
-    log_odds = jnp.log(shown) - jnp.log1p(-shown)
-    rest = jnp.maximum(tail - jnp.sum(slope**2 * variance, 1), 1e-6 * tail)
-    unset = residual + jnp.sum(slope * prior, 1)  # what is left if no bit is set
-    on = [along_first(column, unset) for column in patterns(span).T]
-
-    def of_patterns(each: Array) -> Array:
-        """The sum over those bits that are set."""
-        terms = [each[i] * bit for i, bit in enumerate(on)]
-        return sum(terms[1:], terms[0])
-
-    logits = of_patterns(log_odds)
+    logits = sum_of_ones(log_odds)
     for channel in range(channels):
-        gap = (unset[channel] - of_patterns(slope[channel])) / jnp.sqrt(rest[channel])
-        # Student's t with four degrees of freedom: what the others may still do is no normal, and
-        # a proposal with light tails has weights with heavy ones
+        gap = residual_at_zero[channel] - sum_of_ones(slope[channel])
+        gap = gap / jnp.sqrt(remaining[channel])
+        # Student's t with four degrees of freedom: the later bits' sum is not normal, and light
+        # tails of a proposal mean heavy tails of the weights.
         logits = logits - 2.5 * jnp.log1p(jnp.clip(gap / 2, -1e9, 1e9) ** 2)
-    own = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]
-    own += [jnp.zeros_like(own[0])] * (_own(channels) - span)
-    return BitsView(_held_up(logits), _stacked([*own, *_innovations(residual, tail, noise)]))
+    # The network must be able to correct patterns that the estimate rules out.
+    logits = jnp.maximum(logits - jnp.max(logits, 0), MIN_LOGIT)
+    parts = [jnp.clip(odds, -8, 8) / 4 for odds in log_odds]
+    parts += [jnp.zeros_like(parts[0])] * (NUM_STEP_INPUTS - span)
+    innovations = _innovations(residual, innovation_variance, noise_variance)
+    return PatternView(logits, _stack([*parts, *innovations]))
 
 
-def overview(expected: Expected, c: Coordinate[Array]) -> Float[Array, " features"]:
-    """What the network sees of all coordinates before any is drawn, where there are no channels."""
-    view = look_at_all(expected, expected.centre)
-    marginal = jnp.sqrt(jnp.sum(expected.root**2, 1))
-    c = anchor(view._replace(mean=expected.centre, scale=marginal), c)
-    return jnp.concatenate([compress(c.shift), 0.3 * jnp.log(c.stretch)])
+def _log_odds(view: CoordinateView) -> tuple[Array, Array]:
+    """For a binary coordinate, the log likelihood ratio of 1 against 0, and the prior log odds.
 
-
-def overview_size(coordinates: int) -> int:
-    """How many features an overview has."""
-    return 2 * coordinates
-
-
-def _log_odds(view: View) -> tuple[Array, Array]:
-    """For a coordinate that is 0 or 1: what the observations say for 1, and the prior's log odds.
-
-    The observations' part of the picture is the Gaussian that turns the prior's into the one at
-    hand; its log density at 1 less that at 0 is a weight of evidence.
+    The likelihood is approximated by the Gaussian that turns the prior into the estimate.
     """
-    prior = jnp.clip(view.prior, 1e-4, 1 - 1e-4)
-    before = 1 / jnp.maximum(view.variance, 1e-4)
-    after = 1 / jnp.maximum(view.scale**2, 1e-8)
-    ratio = (view.mean * after - view.prior * before) - 0.5 * (after - before)
+    prior = jnp.clip(view.prior_mean, 1e-4, 1 - 1e-4)
+    prior_precision = 1 / jnp.maximum(view.prior_variance, 1e-4)
+    precision = 1 / jnp.maximum(view.scale**2, 1e-8)
+    ratio = view.mean * precision - view.prior_mean * prior_precision
+    ratio = ratio - 0.5 * (precision - prior_precision)
     log_odds = jnp.log(prior) - jnp.log1p(-prior)
     return jnp.clip(ratio, -1e3, 1e3), jnp.clip(log_odds, -8, 8)

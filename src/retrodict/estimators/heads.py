@@ -248,6 +248,15 @@ def patterns(span: int) -> np.ndarray:
     return np.array(list(product((0.0, 1.0), repeat=span)))
 
 
+def block_sizes(bits: int, largest: int) -> tuple[int, ...]:
+    """Cut bits into blocks of at most `largest`, none of them a single bit if there are others."""
+    rest = bits % largest
+    if rest == 1 < bits:
+        rest += largest
+        return (largest,) * ((bits - rest) // largest) + (rest - rest // 2, rest // 2)
+    return (largest,) * (bits // largest) + (rest,) * (rest > 0)
+
+
 @dataclass(frozen=True)
 class Bits:
     """P(x) = (1 - floor) softmax(logits)_x + floor / 2ᵏ, for all patterns x of k bits at once."""
@@ -391,7 +400,7 @@ class Count:
         u = _chosen(chosen, means) + jnp.exp(_chosen(chosen, log_scales)) * chance[1]
         largest = np.log(np.finfo(u.dtype).max) - 1
         count = jnp.exp(jnp.minimum(c.centre + c.scale * u, largest))
-        return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.most, c.upper))
+        return jnp.clip(jnp.floor(count + 0.5), 0.0, jnp.minimum(c.max_value, c.upper))
 
     def location(self, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
         return jnp.log(value + 0.5)

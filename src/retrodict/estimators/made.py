@@ -25,9 +25,16 @@ from jaxtyping import Array, Float, Int
 
 from retrodict._xla.jit import floats
 from retrodict.estimators import guide_inputs
-from retrodict.estimators.analytic.bit_sums import Waves, spans
-from retrodict.estimators.coordinates import Block, Latent, blocks, table
-from retrodict.estimators.heads import Bernoulli, Bits, Categorical, Count, Head, Mixture
+from retrodict.estimators.coordinates import Block, Latent, blocks, coordinate_table
+from retrodict.estimators.heads import (
+    Bernoulli,
+    Bits,
+    Categorical,
+    Count,
+    Head,
+    Mixture,
+    block_sizes,
+)
 from retrodict.estimators.scalar_bijections import Coordinate
 
 
@@ -35,7 +42,7 @@ class Encoding(NamedTuple):
     """A context, encoded: what it adds to all units by layer, and what the model expects."""
 
     layers: tuple[Float[Array, " units"], ...]
-    expected: guide_inputs.Expected | None = None
+    expected: guide_inputs.LinearEstimate | None = None
 
 
 class Run(NamedTuple):
@@ -92,15 +99,15 @@ def runs(
     number = sum(block.size for block in blocks(latents))
     found: list[Run] = []
     start = step = feature = param = 0
-    for _, group in groupby(blocks(latents), lambda block: block.family):
+    for _, group in groupby(blocks(latents), lambda block: block.kind):
         members = list(group)
         size = sum(block.size for block in members)
         alone = _head(members, components, wide / number, floor / number)
         heads = [(alone, size)]
-        if together > 1 and members[0].family == "bernoulli":
+        if together > 1 and members[0].kind == "bernoulli":
             heads = [
                 (Bits(k, floor * k / number) if k > 1 else alone, sum(parts))
-                for k, parts in groupby(spans(size, together))
+                for k, parts in groupby(block_sizes(size, together))
             ]
         for head, many in heads:
             run = Run(start, start + many, head, step, feature, param)
@@ -111,13 +118,13 @@ def runs(
 
 
 def _head(members: list[Block], components: int, wide: float, floor: float) -> Head:
-    family = members[0].family
-    if family == "mixture":
-        curves = sorted({int(code) for block in members for code in block.table.curve})
-        return Mixture(components, wide, tuple(curves))
-    if family == "bernoulli":
+    kind = members[0].kind
+    if kind == "mixture":
+        codes = sorted({int(code) for block in members for code in block.table.bijection})
+        return Mixture(components, wide, tuple(codes))
+    if kind == "bernoulli":
         return Bernoulli(floor)
-    if family == "categorical":
+    if kind == "categorical":
         return Categorical(1 + max(int(block.table.upper.max()) for block in members), floor)
     return Count(components, wide)
 
@@ -179,7 +186,7 @@ def initial(
 @cache
 def sharing(latents: tuple[Latent, ...]) -> Float[np.ndarray, "coordinates coordinates"]:
     """One where the column's coordinate takes from the row's total before it, zero elsewhere."""
-    group = np.cumsum(~table(latents).continues)
+    group = np.cumsum(~coordinate_table(latents).continues_total)
     shares: np.ndarray = np.tril(group[:, None] == group[None, :], -1).astype(float)
     return shares
 
@@ -194,7 +201,6 @@ class Autoregressive(eqx.Module):
     ]  # the first from features, the last to params
     direct: Float[Array, "features params"] | None
     guided: tuple[Float[Array, "steps inputs width"], ...]  # by layer, then by run to params
-    waves: Waves | None = eqx.field(static=True)  # where bits add up in one observation
 
     def __init__(
         self,
@@ -202,9 +208,8 @@ class Autoregressive(eqx.Module):
         plan: tuple[Run, ...],
         hidden: tuple[int, ...],
         guide_size: int = 0,
-        waves: Waves | None = None,
     ) -> None:
-        self.plan, self.waves = plan, waves
+        self.plan = plan
         number = plan[-1].at_steps.stop
         self.widths = tuple(math.ceil(width / number) for width in hidden)
         unit = self.labels
@@ -221,11 +226,6 @@ class Autoregressive(eqx.Module):
             for scale, shape in zip(scales, shapes, strict=True)
             if guide_size
         )
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """How many coordinates each step draws."""
-        return tuple(run.head.span for run in self.plan for _ in range(run.steps))
 
     @property
     def labels(self) -> "Labels":
@@ -268,7 +268,8 @@ class Autoregressive(eqx.Module):
     ) -> Float[Array, ""]:
         """log q of a row of coordinates."""
         if encoding.expected is not None:
-            c = guide_inputs.anchor(guide_inputs.look_at_all(encoding.expected, row), c)
+            view = guide_inputs.condition_all(encoding.expected, row)
+            c = guide_inputs.anchor(view.mean, view.scale, c)
         params = self.params(encoding, row, c)
         densities = [
             jnp.sum(jax.vmap(run.head.log_prob)(rows, run.by_step(row), _by_step(run, c)))
@@ -284,17 +285,14 @@ class Autoregressive(eqx.Module):
         expected = encoding.expected
         if expected is None:
             return added
-        by_step: list[Array] = []
-        if self.waves is not None:
-            by_step = guide_inputs.look_at_all_sums(self.waves, self.spans, expected, row)
-        every = guide_inputs.inputs(guide_inputs.look_at_all(expected, row), c)
+        every = guide_inputs.coordinate_inputs(guide_inputs.condition_all(expected, row), c)
         seen, logits = [], []
         for run in self.plan:
             inputs, begun = every[:, run.at], jnp.zeros((run.head.size, 1))
             if run.head.span > 1:
-                begun, inputs = guide_inputs.look_at_all_bits(expected, row, run.at, run.head.span)
-            if by_step:
-                begun = jnp.stack(by_step[run.at_steps], 1)
+                begun, inputs = guide_inputs.condition_all_bits(
+                    expected, row, run.at, run.head.span
+                )
             seen.append(inputs)
             logits.append(begun.T)
         layers = len(self.widths)

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 from retrodict._xla.batch_last import batch_last
 from retrodict._xla.scan import scan
 from retrodict.estimators import guide_inputs
-from retrodict.estimators.analytic.bit_sums import Block
-from retrodict.estimators.guide_inputs import Place
+from retrodict.estimators.guide_inputs import Position
 from retrodict.estimators.heads import Head
 from retrodict.estimators.made import Autoregressive, Encoding, Run
 from retrodict.estimators.scalar_bijections import Coordinate
@@ -53,13 +52,12 @@ class _Known(NamedTuple):
     features: Float[Array, "features rows"]  # of the coordinates drawn
     states: tuple[Float[Array, "units rows"], ...]  # of the hidden units that depend on these alone
     taken: Float[Array, " rows"]  # of the total that coordinates of the same latent share
-    left: guide_inputs.Left | None  # to expect of the others
+    left: guide_inputs.GuideState | None  # to expect of the others
 
 
 class _Guide(NamedTuple):
-    expected: guide_inputs.Expected
+    expected: guide_inputs.LinearEstimate
     tails: Float[Array, "coordinates channels rows"]
-    blocks: tuple[Block, ...]  # by step, where bits add up in one observation
 
 
 class _Given(NamedTuple):
@@ -78,7 +76,7 @@ class _Seen(NamedTuple):
     c: Coordinate[Array]
     inputs: Float[Array, "inputs rows"] | None = None
     logits: Float[Array, "params rows"] | float = 0.0
-    view: guide_inputs.View | None = None
+    view: guide_inputs.CoordinateView | None = None
 
 
 def _draw(
@@ -88,13 +86,10 @@ def _draw(
     rows = max(leaf.shape[-1] for leaf in jax.tree.leaves(given))
     guide = left = None
     if encoding.expected is not None:
-        blocks: tuple[Block, ...] = ()
-        if network.waves is not None:
-            blocks = guide_inputs.sums(network.waves, network.spans, encoding.expected)
-        guide = _Guide(encoding.expected, encoding.expected.tails, blocks)
+        guide = _Guide(encoding.expected, encoding.expected.innovation_variance)
         left = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], rows)),
-            guide_inputs.start(encoding.expected, network.waves),
+            guide_inputs.initial_state(encoding.expected),
         )
     known = _Known(
         jnp.zeros((0, rows)),
@@ -110,8 +105,7 @@ def _draw(
         guide,
     )
     steps = network.plan[-1].at_steps.stop
-    short = steps <= SHORT or network.waves is not None
-    length = 1 if short else max(4, math.ceil(steps / LOOPS))
+    length = 1 if steps <= SHORT else max(4, math.ceil(steps / LOOPS))
     values, densities = [], []
     for number, run in enumerate(network.plan):
         for first in range(0, run.steps, length):
@@ -136,40 +130,33 @@ def _guided(network: Autoregressive, number: int, part: Run, first: int) -> Arra
 
 def _look(
     guide: _Guide | None,
-    left: guide_inputs.Left | None,
+    left: guide_inputs.GuideState | None,
     head: Head,
     c: Coordinate[Array],
-    place: Place,
+    place: Position,
 ) -> _Seen:
     if guide is None or left is None:
         return _Seen(c)
     if head.span > 1:
-        bits = guide_inputs.look_at_bits(guide.expected, guide.tails, left, place, head.span)
+        bits = guide_inputs.condition_bits(guide.expected, guide.tails, left, place, head.span)
         return _Seen(c, bits.inputs, bits.logits)
-    view = guide_inputs.look(guide.expected, guide.tails, left, place)
-    c = guide_inputs.anchor(view, c)
-    return _Seen(c, guide_inputs.inputs(view, c), view=view)
-
-
-def _look_at_sum(
-    given: _Given, left: guide_inputs.Left | None, run: Run, c: Coordinate[Array]
-) -> _Seen:
-    """The same, where bits add up in one observation: what is seen of them is nearer the truth."""
-    network, guide = given.network, given.guide
-    assert network.waves is not None and guide is not None and left is not None
-    block = guide.blocks[run.first_step]
-    logits = guide_inputs.look_at_sum(network.waves, guide.expected, left, block)
-    return _look(guide, left, run.head, c, run.start)._replace(logits=logits)
+    view = guide_inputs.condition(guide.expected, guide.tails, left, place)
+    c = guide_inputs.anchor(view.mean, view.scale, c)
+    return _Seen(c, guide_inputs.coordinate_inputs(view, c), view=view)
 
 
 def _learn(
-    guide: _Guide | None, left: guide_inputs.Left | None, seen: _Seen, place: Place, value: Array
-) -> guide_inputs.Left | None:
+    guide: _Guide | None,
+    left: guide_inputs.GuideState | None,
+    seen: _Seen,
+    place: Position,
+    value: Array,
+) -> guide_inputs.GuideState | None:
     if guide is None or left is None:
         return None
     if seen.view is None:
-        return guide_inputs.learn_bits(guide.expected, left, place, value)
-    return guide_inputs.learn(guide.expected, left, seen.view, place, value)
+        return guide_inputs.update_bits(guide.expected, left, place, value)
+    return guide_inputs.update(guide.expected, left, seen.view, place, value)
 
 
 def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[Array]:
@@ -184,7 +171,7 @@ def _with_guide(added: list[Array], seen: _Seen, weight: Array | None) -> list[A
 
 def _taking(c: Coordinate[Array], taken: Array) -> tuple[Coordinate[Array], Array]:
     """The constants of a step, given what was taken of its total, and that amount."""
-    taken = jnp.where(c.continues, taken, 0)
+    taken = jnp.where(c.continues_total, taken, 0)
     return c._replace(upper=c.upper - taken), taken
 
 
@@ -199,10 +186,7 @@ def _written_out(
         own_c, taken = _taking(own_c, taken)
     at = [slice(step * width, (step + 1) * width) for width in network.widths]
     at.append(slice(run.first_param, run.first_param + head.size))
-    if network.waves is None:
-        seen = _look(guide, known.left, head, own_c, run.start)
-    else:
-        seen = _look_at_sum(given, known.left, run, own_c)
+    seen = _look(guide, known.left, head, own_c, run.start)
     added = [layer[cut] for layer, cut in zip(encoding.layers, at, strict=True)]
     added = _with_guide(added, seen, None if guided is None else guided[0])
     state, states, own = known.features, [], jnp.zeros(())
@@ -217,8 +201,6 @@ def _written_out(
         params = params + _product(network.direct, known.features, at[-1])
     value, log_q = _drawn(head, params, noise[step], seen.c)
     left = _learn(guide, known.left, seen, run.start, value)
-    if network.waves is not None and guide is not None and left is not None:
-        left = guide_inputs.learn_sum(left, guide.blocks[step], value)
     after = _Known(
         jnp.concatenate([known.features, head.feature(value, seen.c)]),
         tuple(states),

@@ -1,8 +1,9 @@
-"""A real number in; a value strictly inside an interval, and the slope there, out (sec. 3.3).
+"""Elementwise bijections between the reals and intervals, selected by a code per coordinate.
 
-NumPyro's elementwise bijections once more, as a table: coordinates of one factor differ in their
-curves and bounds, and a loop over coordinates needs one function for all. Values are kept inside
-their support as floats too, and preimages are computed so that a value's own is found again.
+These are NumPyro's elementwise bijections as a table: the coordinates of one factor differ in their
+bijections and bounds, and a loop over coordinates needs one function for all. Values are kept
+strictly inside their support in floating point as well, and a value's preimage is computed such
+that it leads back to the value.
 """
 
 from collections.abc import Callable
@@ -18,27 +19,43 @@ Column = TypeVar("Column", Array, np.ndarray)
 
 
 class Coordinate(NamedTuple, Generic[Column]):
-    """Constants of one coordinate, or of a run of them along a leading axis."""
+    """Constants of one coordinate, or of several along a leading axis.
 
-    curve: Column  # which of CURVES leads from the reals to the value
-    lower: Column  # bounds of the support; the value of an integer counts from the lower one
+    Attributes:
+        bijection: position in BIJECTIONS of the map from the reals to the value.
+        lower, upper: bounds of the support; an integer is measured from the lower one.
+        min_value, max_value: the closed range of floats strictly inside the support.
+        continues_total: whether it shares a total with the coordinate before it.
+        centre, scale: of the unconstrained value under the prior.
+        shift, stretch: the anchor, a location and scale given by the model, in units of `scale`
+            from `centre`.
+    """
+
+    bijection: Column
+    lower: Column
     upper: Column
-    least: Column  # the closed range of floats strictly inside the support
-    most: Column
-    continues: Column  # whether it takes from a total that those before it have taken from
-    centre: Column  # of the unconstrained value under the prior
+    min_value: Column
+    max_value: Column
+    continues_total: Column
+    centre: Column
     scale: Column
-    shift: Column  # where a network begins to look, and how widely, in units of the scale
+    shift: Column
     stretch: Column
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A monotone map of the reals onto an interval, with its inverse and log derivative."""
+class ScalarBijection:
+    """A monotone map of the reals onto an interval.
+
+    Attributes:
+        constrain: the map.
+        unconstrain: its inverse, and log |dx/dz|.
+        inner_point: a value inside the interval.
+    """
 
     constrain: Callable[[Array, Coordinate[Array]], Array]
     unconstrain: Callable[[Array, Coordinate[Array]], tuple[Array, Array]]
-    anchor: Callable[[Coordinate[Array]], Array]
+    inner_point: Callable[[Coordinate[Array]], Array]
 
 
 def _below_inverse(x: Array, c: Coordinate[Array]) -> tuple[Array, Array]:
@@ -62,76 +79,71 @@ def _softplus_inverse(x: Array, c: Coordinate[Array]) -> tuple[Array, Array]:
 
 
 IDENTITY, ABOVE, BELOW, BETWEEN, SOFTPLUS = range(5)
-CURVES: tuple[Curve, ...] = (
-    Curve(lambda z, c: z, lambda x, c: (x, jnp.zeros_like(x)), lambda c: c.lower),
-    Curve(lambda z, c: c.lower + jnp.exp(z), _above_inverse, lambda c: c.lower + 1),
-    Curve(lambda z, c: c.upper - jnp.exp(z), _below_inverse, lambda c: c.upper - 1),
-    Curve(
+BIJECTIONS: tuple[ScalarBijection, ...] = (
+    ScalarBijection(lambda z, c: z, lambda x, c: (x, jnp.zeros_like(x)), lambda c: c.lower),
+    ScalarBijection(lambda z, c: c.lower + jnp.exp(z), _above_inverse, lambda c: c.lower + 1),
+    ScalarBijection(lambda z, c: c.upper - jnp.exp(z), _below_inverse, lambda c: c.upper - 1),
+    ScalarBijection(
         lambda z, c: c.lower + (c.upper - c.lower) * jax.nn.sigmoid(z),
         _between_inverse,
         lambda c: (c.lower + c.upper) / 2,
     ),
-    Curve(lambda z, c: jax.nn.softplus(z), _softplus_inverse, lambda c: jnp.ones_like(c.lower)),
+    ScalarBijection(
+        lambda z, c: jax.nn.softplus(z), _softplus_inverse, lambda c: jnp.ones_like(c.lower)
+    ),
 )
 
 
-def constrain(z: Array, c: Coordinate[Array], curves: tuple[int, ...]) -> Array:
-    """The value at z, strictly inside the support; `curves` are the codes that occur."""
-    x = CURVES[curves[0]].constrain(z, c)
-    if len(curves) > 1:
+def constrain(z: Array, c: Coordinate[Array], codes: tuple[int, ...]) -> Array:
+    """Map reals into the support; `codes` are the bijections that occur."""
+    x = BIJECTIONS[codes[0]].constrain(z, c)
+    if len(codes) > 1:
         x = jnp.zeros_like(z)
-        for code in curves:
-            here = c.curve == code
-            # zero keeps the gradient of a branch not taken finite
-            x = jnp.where(here, CURVES[code].constrain(jnp.where(here, z, 0.0), c), x)
-    return jnp.clip(x, c.least, c.most)
+        for code in codes:
+            selected = c.bijection == code
+            # Zero keeps the gradient of the other branches finite.
+            value = BIJECTIONS[code].constrain(jnp.where(selected, z, 0.0), c)
+            x = jnp.where(selected, value, x)
+    return jnp.clip(x, c.min_value, c.max_value)
 
 
-def unconstrain(x: Array, c: Coordinate[Array], curves: tuple[int, ...]) -> tuple[Array, Array]:
-    """The real number z that leads to x, and log |dx/dz| there."""
-    x = jnp.clip(x, c.least, c.most)
+def unconstrain(x: Array, c: Coordinate[Array], codes: tuple[int, ...]) -> tuple[Array, Array]:
+    """The reals z that map to x, and log |dx/dz|; `codes` are the bijections that occur."""
+    x = jnp.clip(x, c.min_value, c.max_value)
     z, log_slope = jnp.zeros_like(x), jnp.zeros_like(x)
-    for code in curves:
-        here = c.curve == code
-        curve = CURVES[code]
-        # the anchor keeps the gradient of a branch not taken finite
-        z_here, slope_here = curve.unconstrain(jnp.where(here, x, curve.anchor(c)), c)
-        z, log_slope = jnp.where(here, z_here, z), jnp.where(here, slope_here, log_slope)
+    for code in codes:
+        selected = c.bijection == code
+        bijection = BIJECTIONS[code]
+        # An inner point keeps the gradient of the other branches finite.
+        inside = jnp.where(selected, x, bijection.inner_point(c))
+        preimage, log_derivative = bijection.unconstrain(inside, c)
+        z = jnp.where(selected, preimage, z)
+        log_slope = jnp.where(selected, log_derivative, log_slope)
     return z, log_slope
 
 
 def match_gaussian(mean: Array, sd: Array, c: Coordinate[Array]) -> tuple[Array, Array]:
-    """Mean and standard deviation of z that give x about those asked for.
+    """Mean and standard deviation of z for which x has about the given ones.
 
-    A mean outside the support is moved to where a fifth of a standard deviation is left to it.
+    A mean outside the support is replaced by one that lies a fifth of a standard deviation inside.
     """
 
-    def log_moments(above: Array) -> tuple[Array, Array]:
-        m = jnp.maximum(above, 0.2 * sd)
-        log_ratio = jnp.log1p((sd / m) ** 2)
-        return jnp.log(m) - log_ratio / 2, jnp.sqrt(log_ratio)
+    def log_moments(distance: Array) -> tuple[Array, Array]:
+        distance = jnp.maximum(distance, 0.2 * sd)
+        log_ratio = jnp.log1p((sd / distance) ** 2)
+        return jnp.log(distance) - log_ratio / 2, jnp.sqrt(log_ratio)
 
-    above, spread_above = log_moments(mean - c.lower)
-    below, spread_below = log_moments(c.upper - mean)
+    above_mean, above_sd = log_moments(mean - c.lower)
+    below_mean, below_sd = log_moments(c.upper - mean)
     width = c.upper - c.lower
     share = jnp.clip((mean - c.lower) / width, 0.02, 0.98)
     logit = jnp.log(share) - jnp.log1p(-share)
+    logit_sd = jnp.minimum(sd / (width * share * (1 - share)), 2.0)
     positive = jnp.maximum(mean, 0.2 * sd)
     slope = -jnp.expm1(-positive)
+    cases = [c.bijection == code for code in (ABOVE, BELOW, BETWEEN, SOFTPLUS)]
+    means = [above_mean, below_mean, logit, positive + jnp.log(slope)]
     return (
-        jnp.select(
-            [c.curve == ABOVE, c.curve == BELOW, c.curve == BETWEEN, c.curve == SOFTPLUS],
-            [above, below, logit, positive + jnp.log(slope)],
-            mean,
-        ),
-        jnp.select(
-            [c.curve == ABOVE, c.curve == BELOW, c.curve == BETWEEN, c.curve == SOFTPLUS],
-            [
-                spread_above,
-                spread_below,
-                jnp.minimum(sd / (width * share * (1 - share)), 2.0),
-                sd / slope,
-            ],
-            sd,
-        ),
+        jnp.select(cases, means, mean),
+        jnp.select(cases, [above_sd, below_sd, logit_sd, sd / slope], sd),
     )

@@ -195,7 +195,7 @@ def calibrate(
             f"{num_datasets}, num_particles={num_particles}"
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
-    draws = compiled.proposal.draws
+    draws = compiled.proposal.sample_prior
     truth, _ = simulate_datasets(compiled.graph, draws, data_key, num_datasets)
     chunk_size = _datasets_at_once(compiled, num_datasets, num_particles)
     chunks = []

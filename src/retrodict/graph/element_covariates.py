@@ -1,11 +1,12 @@
-"""A program in; for sites whose elements differ by constants, a vector that tells them apart, out.
+"""Constant covariates that distinguish elements of a plate or steps of a scan.
 
-Elements of a plate, or steps of a scan, need not be alike: a standard error may be a plain argument
-with one value a group, a covariate a fixed design. A network shared between elements must know
-which one it sees. Whatever the constants are, they enter the element's own distribution, so the
-parameters of that distribution, at a few reference draws in which all elements have the same
-parents, encode them.
+Elements need not be exchangeable: a standard error may be a plain argument with one value per
+group, a covariate a fixed design. A network shared between elements must know which element it
+sees. Whatever the constants are, they enter the element's own distribution, so the parameters of
+that distribution, at a few reference draws in which all elements have equal parents, encode them.
 """
+
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,39 +17,52 @@ from retrodict.graph.graph import Graph, Site
 from retrodict.graph.index_relations import Table
 
 REFERENCES = 3
+MAX_FEATURES = 32
 
 
-def designs(graph: Graph) -> dict[str, Array]:
-    """What tells elements apart, by name among values: index axes first, then features.
+class CovariateKey(NamedTuple):
+    """Names the covariates of a site.
 
-    `y design` is of the constants in a site's own distribution. `y place` is of which elements of
-    other sites it depends on, where a constant index or a shift decides that.
+    Attributes:
+        site: the site's name.
+        kind: "constants" of its own distribution, or "parents", where a constant index or a shift
+            decides on which elements of other sites each element depends.
     """
-    unlike = [site for site in graph.sites.values() if site.unlike]
-    placed = [site for site in graph.sites.values() if _has_place(graph, site)]
-    if not unlike and not placed:
+
+    site: str
+    kind: Literal["constants", "parents"]
+
+
+def element_covariates(graph: Graph) -> dict[CovariateKey, Array]:
+    """Covariates of all sites that have any: index axes first, then features."""
+    by_constants = [site for site in graph.sites.values() if site.unlike]
+    by_parents = [site for site in graph.sites.values() if _has_place(graph, site)]
+    if not by_constants and not by_parents:
         return {}
 
-    def reference(rng_key: Array) -> dict[str, Array]:
+    def reference(rng_key: Array) -> dict[CovariateKey, Array]:
         values = graph.program.simulate(rng_key)
-        level = {name: _level(values[name], graph.sites[name]) for name in values}
-        alike = graph.program.run(None, level).parameters
-        mixed = graph.program.run(None, values).parameters
-        return {f"{site.name} design": _features(alike[site.name], site) for site in unlike} | {
-            f"{site.name} place": _features(mixed[site.name], site) for site in placed
+        equal = {name: _first_everywhere(values[name], graph.sites[name]) for name in values}
+        at_equal = graph.program.run(None, equal).parameters
+        at_draw = graph.program.run(None, values).parameters
+        features = {
+            CovariateKey(site.name, "constants"): _features(at_equal[site.name], site)
+            for site in by_constants
+        }
+        return features | {
+            CovariateKey(site.name, "parents"): _features(at_draw[site.name], site)
+            for site in by_parents
         }
 
-    # The key is fixed: the same model must give the same design wherever it is compiled or loaded.
+    # The key is fixed: the same model must have the same covariates wherever it is compiled.
     keys = jax.random.split(jax.random.key(0), 16 * REFERENCES)
-    drawn = run_once(jax.vmap(reference), keys)
-    found = {}
-    for name, features in drawn.items():
-        site = graph.sites[name.rpartition(" ")[0]]
+    covariates = {}
+    for key, features in run_once(jax.vmap(reference), keys).items():
         usable = jnp.all(jnp.isfinite(features), axis=tuple(range(1, features.ndim)))
         chosen = features[jnp.argsort(~usable, stable=True)[:REFERENCES]]
-        flat = jnp.moveaxis(chosen, 0, -2).reshape(*site.index_shape, -1)
-        found[name] = _varying(flat)
-    return found
+        shape = graph.sites[key.site].index_shape
+        covariates[key] = _varying(jnp.moveaxis(chosen, 0, -2).reshape(*shape, -1))
+    return covariates
 
 
 def _has_place(graph: Graph, site: Site) -> bool:
@@ -63,8 +77,8 @@ def _has_place(graph: Graph, site: Site) -> bool:
     )
 
 
-def _level(value: Array, site: Site) -> Array:
-    """The same value for all elements: that of the first."""
+def _first_everywhere(value: Array, site: Site) -> Array:
+    """Every element takes the value of the first."""
     for axis in site.axes:
         value = jnp.broadcast_to(jnp.take(value, jnp.array([0]), axis), value.shape)
     return value
@@ -79,13 +93,10 @@ def _features(parameters: list[Array], site: Site) -> Array:
     return jnp.concatenate(moved, -1)
 
 
-_MOST_FEATURES = 32
-
-
 def _varying(features: Array) -> Array:
     """Only the features that differ between elements, and not too many of them."""
     rows = features.reshape(-1, features.shape[-1])
     spread = jnp.max(rows, 0) - jnp.min(rows, 0)
     varies = spread > 1e-6 * jnp.max(jnp.abs(rows), 0)
-    kept = jnp.flatnonzero(varies)[:_MOST_FEATURES]
+    kept = jnp.flatnonzero(varies)[:MAX_FEATURES]
     return features[..., kept] if kept.size else features[..., :1]

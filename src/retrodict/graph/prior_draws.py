@@ -1,13 +1,13 @@
-"""A model in; joint draws of it out, and what is wrong with each.
+"""Joint draws of a model, and which of them float32 cannot represent.
 
 Priors with heavy tails break naive simulation in float32: gammas of small shape underflow to zero,
-Poisson rates pass the largest integer. Something is wrong with a draw when any of its sites is not
-finite, is an integer that has saturated or wrapped round, has been rounded to a bound of its
-support, or has no finite log density.
+Poisson rates exceed the largest integer. A draw is faulty if any of its sites is not finite, is an
+integer that has saturated or wrapped round, was rounded to a bound of its support, or has no finite
+log density.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,31 @@ from retrodict.graph.graph import Graph
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
-# Draws at a time, and the memory that the values of so many may take.
+# Draws simulated at a time, and the memory that their values may take.
 CHUNK, CHUNK_BYTES = 2048, 64 * 2**20
 
-Draws: TypeAlias = Callable[[PRNGKeyArray], tuple[dict[str, Array], Int[Array, " draws"]]]
+
+class JointDraws(NamedTuple):
+    """Joint draws of all sites, with a leading axis of draws.
+
+    Attributes:
+        values: of the sites.
+        carries: of the scans, by leaf.
+        faults: the code of each draw's fault, see `fault_code`.
+    """
+
+    values: dict[str, Array]
+    carries: dict[str, Array]
+    faults: Int[Array, " draws"]
 
 
-def faults(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
-    """What is wrong with a draw: 0 for nothing, else 1 + site · reasons + reason.
+PriorSampler: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 
-    Of several faults it is the first in the order of the program: the others may follow from it.
+
+def fault_code(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
+    """The fault of a draw: 0 for none, else 1 + site · len(REASONS) + reason.
+
+    Of several faults it is the first in program order: the others may follow from it.
     """
     code = jnp.zeros((), jnp.int32)
     for number, name in reversed(list(enumerate(graph.sites))):
@@ -74,15 +89,15 @@ def _bounds(support: Any) -> tuple[Any, Any]:
     )
 
 
-def joint_draws(graph: Graph) -> Draws:
-    """Many joint draws of the model, and what is wrong with each, from as many keys.
+def prior_sampler(graph: Graph) -> PriorSampler:
+    """A function of many keys that gives a joint draw of the model for each.
 
-    All that simulate a model share it, so that it is compiled once.
+    Everything that simulates a model shares it, so that it is compiled once.
     """
 
-    def draw(rng_key: PRNGKeyArray) -> tuple[dict[str, Array], Array]:
-        found = graph.program.run(rng_key, {})
-        return {**found.values, **found.carries}, faults(graph, found.values, found.log_density)
+    def draw(rng_key: PRNGKeyArray) -> JointDraws:
+        run = graph.program.run(rng_key, {})
+        return JointDraws(run.values, run.carries, fault_code(graph, run.values, run.log_density))
 
     return CompiledFunction(jax.vmap(draw), FAST_COMPILE)
 

@@ -1,11 +1,11 @@
-"""A distribution and a value in; its log density without the cancellation of the textbook's, out.
+"""Log densities without catastrophic cancellation in float32.
 
-Poisson's k log λ − λ − log k! is a small difference of large terms: at a count of a million,
-float32 has it wrong by half a nat, differently for every particle, and weights are lost in the
-rounding. Loader ("Fast and accurate computation of binomial probabilities", 2000) writes it, and
-the binomial, as deviances from where the density is highest, which are small where it matters; from
-these two come the negative binomial, the gamma and the beta. Other distributions answer for
-themselves, and so do all whose author has overridden `log_prob`.
+Poisson's k log λ − λ − log k! is a small difference of large terms: at a count of a million, its
+rounding error in float32 is half a nat, different for every particle, and ruins importance weights.
+Loader (2000, "Fast and accurate computation of binomial probabilities") writes it, and the
+binomial, in terms of deviances from the mode, which are small where the density is high; the
+negative binomial, the gamma and the beta follow from these two. All other distributions, and
+subclasses that override `log_prob`, use their own.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array
 from numpyro.distributions.util import clamp_probs
 
-# From here on Stirling's series is as exact as a float64, and shapes count as large.
+# From here on Stirling's series is exact in float64, and shapes count as large.
 LARGE = 16.0
 _HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)
 
@@ -31,7 +31,7 @@ def log_prob(fn: dist.Distribution, value: Array) -> Array:
 
 
 def _stirling(x: Array) -> Array:
-    """log Γ(x+1) less Stirling's ½ log 2πx + x log x − x, for x > 0."""
+    """log Γ(x+1) minus Stirling's ½ log 2πx + x log x − x, for x > 0."""
     large, small = jnp.maximum(x, LARGE), jnp.minimum(x, LARGE)
     r = 1 / large**2
     series = (1 / 12 - r * (1 / 360 - r * (1 / 1260 - r / 1680))) / large
@@ -45,16 +45,16 @@ def _deviance(x: Array, mean: Array, log_mean: Array, gap: Array) -> Array:
     u = jnp.where(near, gap, 0.0) / x
     s = u / (2 + u)
     r = s**2
-    # u − log(1 + u), of which log(1 + u) = 2 artanh s
+    # u − log(1 + u), with log(1 + u) = 2 artanh s.
     tail = 1 / 3 + r * (1 / 5 + r * (1 / 7 + r * (1 / 9 + r * (1 / 11 + r / 13))))
     close = x * s * (u - 2 * r * tail)
-    # the ratio's logarithm is the more exact one, unless the mean has underflowed
+    # The logarithm of the ratio is more accurate unless the mean has underflowed.
     usable = mean > 0
     ratio = jnp.where(usable, jnp.log(x / jnp.where(usable, mean, 1.0)), jnp.log(x) - log_mean)
     return jnp.where(near, close, x * ratio + gap)
 
 
-# Traced once for all the sites of one shape: models are read many times over.
+# Traced once for all sites of one shape: models are traced many times.
 @jax.jit
 def _poisson_raw(k: Array, rate: Array) -> Array:
     """log of rateᵏ e^−rate / Γ(k+1), for real k ≥ 0."""
@@ -66,7 +66,7 @@ def _poisson_raw(k: Array, rate: Array) -> Array:
 
 
 Share = tuple[Array, Array]
-"""A probability and its logarithm, each as exact as can be."""
+"""A probability and its logarithm, each to full accuracy."""
 
 
 @jax.jit
@@ -78,7 +78,7 @@ def _binomial_raw(k: Array, n: Array, p: Share, q: Share) -> Array:
     misses = whole - hits
     density = _stirling(whole) - _stirling(hits) - _stirling(misses)
     density += _half_log(whole) - _half_log(hits) - _half_log(misses)
-    # what there is too much of the one there is too little of the other
+    # The deviations of hits and misses from their means are opposite.
     gap = jnp.where(p[0] < q[0], whole * p[0] - hits, misses - whole * q[0])
     for part, (share, log_share), own in ((hits, p, gap), (misses, q, -gap)):
         density -= _deviance(part, whole * share, jnp.log(whole) + log_share, own)
@@ -93,7 +93,7 @@ def _half_log(x: Array) -> Array:
 
 
 def _times(n: Array, log: Array) -> Array:
-    """n times the logarithm, of which no trials make nothing of minus infinity."""
+    """n·log, and zero for n = 0 even where the logarithm is −∞."""
     return jnp.where(n > 0, n * log, 0.0)
 
 
@@ -158,7 +158,7 @@ def _masked(fn: Any, value: Array) -> Array:
     if isinstance(fn._mask, bool):
         return log_prob(fn.base_dist, value) if fn._mask else jnp.asarray(fn.log_prob(value))
     mask = jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim)
-    # what is masked may be anything: no derivative may come from it
+    # Masked values are arbitrary and must not enter derivatives.
     usable = jnp.where(mask, value, fn.base_dist.support.feasible_like(value))
     return jnp.where(fn._mask, log_prob(fn.base_dist, usable), 0.0)
 

@@ -1,4 +1,4 @@
-"""A user's data in; arrays that fit the model out, or an error that says what does not."""
+"""Validation of a user's data against the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,26 +13,26 @@ from retrodict.graph.graph import Graph, Site
 
 
 def check_data(graph: Graph, data: Mapping[str, Any], *, many: bool = False) -> dict[str, Array]:
-    """As `checked_data`, but JAX arrays."""
-    arrays: dict[str, Array] = jax.device_put(checked_data(graph, data, many=many))
+    """`validate_data`, as JAX arrays."""
+    arrays: dict[str, Array] = jax.device_put(validate_data(graph, data, many=many))
     return arrays
 
 
-def checked_data(
+def validate_data(
     graph: Graph, data: Mapping[str, Any], *, many: bool = False
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Observed values as arrays of the sites' shapes and kinds, copied.
+    """Copy observed values into NumPy arrays of the sites' shapes and types.
 
-    A program that is called often takes them as they are: `jax.device_put` takes longer.
+    A program that is called often takes these as they are: `jax.device_put` takes longer.
 
     Args:
         graph: the model's.
         data: site → NumPy or JAX array, number, or nested list.
-        many: every array has a leading axis of data sets, of one length.
+        many: whether every array has a leading axis of data sets, of equal length.
 
     Raises:
-        DataError: an unknown or missing site, a wrong shape, a value that is no number, NaN, or
-            outside the support.
+        DataError: an unknown or missing site, a wrong shape, or a value that is not a number, not
+            finite, or outside of the support.
     """
     if not isinstance(data, Mapping):
         raise DataError(
@@ -41,9 +41,9 @@ def checked_data(
         )
     for name in data:
         if name not in graph.observed:
-            known = "it is a latent site" if name in graph.sites else "the model has no such site"
+            finding = "it is a latent site" if name in graph.sites else "the model has no such site"
             raise DataError(
-                f"data has '{name}', which is not an observed site: {known}. Observed are "
+                f"data has '{name}', which is not an observed site: {finding}. Observed are "
                 f"{_names(graph)}"
             )
     missing = [name for name in graph.observed if name not in data]
@@ -52,7 +52,7 @@ def checked_data(
             f"data lacks site '{missing[0]}': expected {_names(graph)}, found "
             f"{', '.join(map(repr, data)) or 'nothing'}. Give values for every observed site"
         )
-    arrays = {name: _checked(graph.sites[name], data[name], many) for name in graph.observed}
+    arrays = {name: _validate_site(graph.sites[name], data[name], many) for name in graph.observed}
     if many:
         numbers = {name: array.shape[0] for name, array in arrays.items()}
         if len(set(numbers.values())) > 1:
@@ -64,11 +64,11 @@ def _names(graph: Graph) -> str:
     return ", ".join(f"'{n}' {graph.sites[n].shape}" for n in graph.observed)
 
 
-def _checked(site: Site, given: Any, many: bool) -> np.ndarray[Any, Any]:
-    if isinstance(given, jax.Array):
-        given = jax.device_get(given)
+def _validate_site(site: Site, values: Any, many: bool) -> np.ndarray[Any, Any]:
+    if isinstance(values, jax.Array):
+        values = jax.device_get(values)
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
     except ValueError as error:
         raise DataError(
             f"site '{site.name}': expected numbers of shape {_shape(site, many)}, found lists of "
@@ -77,7 +77,7 @@ def _checked(site: Site, given: Any, many: bool) -> np.ndarray[Any, Any]:
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"site '{site.name}': expected numbers, found values of type {array.dtype} such as "
-            f"{array.flat[0] if array.size else given!r}"
+            f"{array.flat[0] if array.size else values!r}"
         )
     shape = array.shape[1:] if many else array.shape
     if shape != site.shape or (many and array.ndim == 0):
@@ -89,7 +89,7 @@ def _checked(site: Site, given: Any, many: bool) -> np.ndarray[Any, Any]:
     if wrong.any():
         raise DataError(
             f"site '{site.name}': {_where(wrong)} is {array[wrong].flat[0]}. Data must be finite; "
-            "leave out what is missing with a mask in the model"
+            "mask missing values in the model"
         )
     discrete = np.issubdtype(np.dtype(site.dtype), np.integer)
     if discrete:
@@ -113,10 +113,10 @@ def _shape(site: Site, many: bool) -> str:
 def _check_support(site: Site, array: np.ndarray[Any, Any]) -> None:
     support = site.support
     if isinstance(support, constraints.dependent.__class__):
-        return  # where it lies depends on other sites; the density says
+        return  # The support depends on other sites; the density decides.
     if isinstance(support, constraints.independent):
         support = support.base_constraint
-    inside = np.asarray(support(array))  # NumPy in, and for most supports NumPy all the way
+    inside = np.asarray(support(array))  # Most constraints evaluate NumPy arrays with NumPy.
     if not inside.all():
         value = array[~inside].flat[0] if inside.shape == array.shape else "a value"
         raise DataError(

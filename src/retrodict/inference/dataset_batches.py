@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from retrodict.graph.graph import Graph
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 BYTES_PER_VALUE = 4

@@ -27,7 +27,8 @@ from retrodict.inverse.factors import Factor
 from retrodict.particles.population import initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess, normalise
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 

@@ -22,7 +22,7 @@ from retrodict.inference.samplers import Settings
 from retrodict.particles.diagnostics import Rescue
 from retrodict.particles.out_of_distribution import PriorPredictiveReference
 from retrodict.particles.posterior import Posterior
-from retrodict.proposal.proposal import Networks
+from retrodict.proposal.factor_proposals import Networks
 
 # With fewer particles any answer is poor, and moves have too little to learn from.
 FEWEST_TO_RESCUE = 100

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
-from retrodict.graph.validate import checked_data
+from retrodict.graph.validate import validate_data
 from retrodict.inference.adaptive_resampling import AdaptiveResampling
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.particle_filter import (
@@ -29,7 +29,8 @@ from retrodict.inference.particle_filter import (
 )
 from retrodict.particles.population import Population, initial_population
 from retrodict.particles.resampling import resampler
-from retrodict.proposal.proposal import Networks, Proposal, Stage
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage
 
 
 class FilterState(eqx.Module):
@@ -178,7 +179,7 @@ class StreamingFilter:
             DataError: the data do not fit the model, or the model has no inputs for another step.
             ImpossibleData: no particle gives the data a positive density.
         """
-        arrays = checked_data(self._step_graph, data)
+        arrays = validate_data(self._step_graph, data)
         if self._has_fixed_length and int(state.time) >= self._length:
             raise DataError(
                 f"the model has inputs for {self._length} steps, and all of them have been taken. "

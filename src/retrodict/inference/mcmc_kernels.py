@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from retrodict.estimators.coordinates import Block, blocks
 from retrodict.inference.tempered_target import LogDensities, Particle, TemperedTarget
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.proposal import Networks
+from retrodict.proposal.copies import Copies
+from retrodict.proposal.factor_proposals import FactorProposal, Networks
 from retrodict.types import Values
 
 # Length of a trajectory in units of the population's standard deviations; a quarter period is π/2.
@@ -115,7 +116,7 @@ class MCMCKernels:
     @property
     def max_changes(self) -> np.ndarray[Any, Any]:
         """The most that can change at once, for each kind of discrete change."""
-        sizes = [int(np.prod(self._copies(factor))) for factor in self.discrete_factors]
+        sizes = [self._copies(factor).number for factor in self.discrete_factors]
         return np.array([*sizes, sum(block.size for block in self._independent_blocks)], float)
 
     def sweep(
@@ -205,8 +206,8 @@ class MCMCKernels:
         )
         return jax.tree.map(partial(jnp.where, failed), state, end), info
 
-    def _copies(self, factor: Factor) -> tuple[int, ...]:
-        return self.target.proposal.assemblies[factor.latents].copies
+    def _copies(self, factor: Factor) -> Copies:
+        return self.target.proposal.estimated[factor.latents].copies
 
     def _redraw_copies(
         self,
@@ -218,38 +219,34 @@ class MCMCKernels:
     ) -> tuple[ScoredParticle, Float[Array, ""]]:
         """Sample some copies of a factor again by its network, given all else."""
         choice_key, sample_key, accept_key = jax.random.split(rng_key, 3)
-        target, sizes = self.target, self._copies(factor)
-        assembly = target.proposal.assemblies[factor.latents]
-        network = context.networks[str(factor.network)]
+        target, proposal, copies = self.target, self.target.proposal, self._copies(factor)
         values, log_jacobian, _ = target.constrain(state.particle)
-        known = target.context_values(context.data, values)
-        num_copies = int(np.prod(sizes))
-        chosen = _choose(choice_key, num_copies, number)
+        chosen = _choose(choice_key, copies.number, number).reshape(copies.sizes)
+        steps = copies.sizes[:1] if factor.time else ()
+        noise = proposal.noise(context.networks, sample_key, factor, steps)
 
-        def redraw(key: PRNGKeyArray, copy: Array) -> Any:
-            index = jnp.unravel_index(copy, sizes) if sizes else ()
-            sample, log_q = network.sample_and_log_prob(key, assembly.context(known, index))
-            current = assembly.x(values, index)
-            return jax.tree.map(partial(jnp.where, chosen[copy]), sample, current), log_q
+        def sample(bound: FactorProposal, prepared: Any, noise: Any) -> Any:
+            return bound.sample(prepared, noise)
 
-        keys = jax.random.split(sample_key, num_copies)
-        x, log_q_forward = jax.vmap(redraw)(keys, jnp.arange(num_copies))
-        x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
-        proposed = {**values, **assembly.gather(x, target.graph.sites)}
+        scope = target.scope(context.data, values)
+        samples, log_q_forward = proposal.at_all_steps(
+            context.networks, factor, scope, sample, noise
+        )
+        proposed = {**values, **copies.select(chosen, samples, values)}
         # Copies may be in one another's context, so the reverse move has the proposed context.
-        known = target.context_values(context.data, proposed)
-        log_q_reverse = target.factor_log_q(context.networks, factor, known, values).reshape(-1)
-        proposal = self.score(target.unconstrain(proposed), context.data)
+        reverse = target.scope(context.data, proposed)
+        log_q_reverse = target.factor_log_q(context.networks, factor, reverse, values)
+        end = self.score(target.unconstrain(proposed), context.data)
         # log q is a density of the latents, the target one of their coordinates.
-        log_jacobian = log_jacobian - target.constrain(proposal.particle).log_jacobian
+        log_jacobian = log_jacobian - target.constrain(end.particle).log_jacobian
         log_q_ratio = jnp.sum(jnp.where(chosen, log_q_reverse - log_q_forward, 0.0)) + log_jacobian
-        return _accept_or_reject(accept_key, state, proposal, log_q_ratio, context.lam)
+        return _accept_or_reject(accept_key, state, end, log_q_ratio, context.lam)
 
     @property
     def _independent_blocks(self) -> tuple[Block, ...]:
         """Discrete latents whose coordinates can be changed one by one."""
         all_blocks = [blocks((latent,))[0] for latent in self.target.discrete]
-        return tuple(block for block in all_blocks if not block.table.continues.any())
+        return tuple(block for block in all_blocks if not block.table.continues_total.any())
 
     def _change_coordinates(
         self,
@@ -272,7 +269,7 @@ class MCMCKernels:
             name = block.latent.name
             current, _ = block.flatten(jnp.asarray(discrete[name]).astype(float))
             new = jnp.where(mask, _random_step(key, block, current), current)
-            inside &= jnp.all((new >= 0) & (new <= block.table.most))
+            inside &= jnp.all((new >= 0) & (new <= block.table.max_value))
             proposed[name] = block.unflatten(new).astype(discrete[name].dtype)
         proposal = self.score(Particle(state.particle.z, proposed), context.data)
         log_q_ratio = jnp.where(inside, 0.0, -jnp.inf)
@@ -345,7 +342,7 @@ def _choose(rng_key: PRNGKeyArray, total: int, number: Float[Array, ""]) -> Bool
 
 def _random_step(rng_key: PRNGKeyArray, block: Block, current: Array) -> Array:
     """Another category, uniformly; or a count plus or minus a number that is mostly small."""
-    if block.family != "count":
+    if block.kind != "count":
         upper = jnp.asarray(block.table.upper)
         shift = jnp.floor(jax.random.uniform(rng_key, current.shape) * jnp.maximum(upper, 1.0)) + 1
         return jnp.mod(current + shift, upper + 1)

@@ -17,7 +17,7 @@ from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import check_data
-from retrodict.inference.batched_vmap import batched_vmap
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.new_arguments import fingerprint, with_arguments
@@ -28,7 +28,8 @@ from retrodict.inference.tempering_driver import Tempering
 from retrodict.particles.diagnostics import WeightAnalysis, analyse_weights
 from retrodict.particles.make_posterior import posterior_from_analysis, stack_posteriors
 from retrodict.particles.posterior import Posterior
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 # Up to so many particles any program is fast, so that compile time matters more.

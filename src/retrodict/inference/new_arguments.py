@@ -27,8 +27,7 @@ def with_arguments(
         model_args=model_args,
         model_kwargs=model_kwargs,
     )
-    # The slopes of guides may depend on the arguments, so they are estimated again.
-    facts = {name: facts._replace(slope=()) for name, facts in proposal.facts.items()}
+    facts = {name: facts.with_other_arguments() for name, facts in proposal.facts.items()}
     resized = Proposal.of(invert(graph, proposal.inverse.method), facts)
     _check_same_networks(proposal, resized)
     return resized
@@ -42,8 +41,7 @@ def _check_same_networks(trained: Proposal, resized: Proposal) -> None:
                 "called with these arguments the model has another structure: the network "
                 f"'{name}' is needed in only one of the two. Compile the model again"
             )
-        old, new = before[name][0], after[name][0]
-        if (old.latents, old.inputs, old.guided) != (new.latents, new.inputs, new.guided):
+        if before[name][0].requirements != after[name][0].requirements:
             raise UnsupportedModel(
                 f"called with these arguments the model needs the network '{name}' with other "
                 "shapes than it was trained for: only plates that are read as sets or repeated "

@@ -5,7 +5,6 @@ step before and the step's observations, and counts the densities x_t | x_{t−1
 (Paige & Wood 2016, fig. 4 and sec. 5.3).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,12 +17,13 @@ from retrodict._xla.batch_last import sum_all
 from retrodict._xla.scan import scan
 from retrodict.graph.graph import Graph
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
-from retrodict.inference.batched_vmap import batched_vmap
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.site_densities import any_possible, map_particles
 from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.particles.genealogy import trace_trajectories
 from retrodict.particles.population import Population, reweight
-from retrodict.proposal.proposal import Networks, Proposal, Stage, by_time
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage, StepNoise, StepSummaries
 from retrodict.types import Values
 
 
@@ -48,13 +48,13 @@ class StepInputs(NamedTuple):
         time: number of the step.
         observed: the step's observations, by site.
         summaries: what the proposal reads of the rest of the series, by factor.
-        noise: noise of the proposal's networks, if it was made beforehand.
+        noise: randomness of the proposal, if it was made beforehand.
     """
 
     time: Array
     observed: Values
-    summaries: Mapping[tuple[str, ...], Values]
-    noise: Mapping[str, Any] | None = None
+    summaries: StepSummaries
+    noise: StepNoise | None = None
 
 
 class StepKeys(NamedTuple):
@@ -176,7 +176,7 @@ class ParticleFilter:
     def _inputs(self, networks: Networks, data: Values) -> tuple[dict[str, Array], StepInputs]:
         """The data outside of the series, and the inputs of all steps, time first."""
         outer_data, series_data = self.proposal.split(self._scan, data)
-        summaries = by_time(self.proposal.summaries(networks, self.stage, data))
+        summaries = self.proposal.summaries(networks, self.stage, data)
         times = jnp.arange(self._graph.scan_lengths[self._scan])
         return outer_data, StepInputs(times, series_data, summaries)
 
@@ -240,16 +240,15 @@ class ParticleFilter:
         Latents sampled from the model's own conditional are counted neither in log q nor in the
         densities, because the two cancel.
         """
-        proposal, stage, shape = self.proposal, self.stage, (self.num_particles,)
-        counted = self.schedule.counted
-        randomness = proposal.own_keys(rng_key, stage, shape)
-        noise_key = jax.random.fold_in(rng_key, len(randomness))
-        randomness |= inputs.noise or proposal.step_noise(networks, noise_key, stage, shape)
+        proposal, stage = self.proposal, self.stage
+        noise = inputs.noise
+        if noise is None:
+            noise = proposal.step_noise(networks, rng_key, stage, (self.num_particles,))
 
-        def propagate_one(randomness: Mapping[str, Any], outer: Values, carry: Any) -> Any:
-            carry, samples, log_q, evaluation = proposal.draw_step(
+        def propagate_one(noise: StepNoise, outer: Values, carry: Any) -> Any:
+            step = proposal.draw_step(
                 networks,
-                randomness,
+                noise,
                 stage,
                 {**outer_data, **outer},
                 inputs.observed,
@@ -259,13 +258,18 @@ class ParticleFilter:
             )
             densities = {
                 name: sum_all(density)
-                for name, density in evaluation.log_density.items()
-                if name in counted
+                for name, density in step.evaluation.log_density.items()
+                if name in self.schedule.counted
             }
-            return carry, samples, log_q, densities
+            log_qs = (
+                log_q
+                for latents, log_q in step.log_q.items()
+                if self.schedule.prior_latents.isdisjoint(latents)
+            )
+            return step.carry, step.latents, sum(log_qs, jnp.zeros(())), densities
 
         bytes_each = proposal.working_bytes(networks, stage)
         result: tuple[Any, dict[str, Array], Array, dict[str, Array]] = batched_vmap(
-            propagate_one, bytes_each, randomness, particles.outer, particles.carry
+            propagate_one, bytes_each, noise, particles.outer, particles.carry
         )
         return result

@@ -12,12 +12,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
-from retrodict.inference.batched_vmap import batched_vmap
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.samplers import Settings, candidate_methods, first_choice, make_sampler
 from retrodict.particles.out_of_distribution import NUM_DATASETS, PriorPredictiveReference
 from retrodict.particles.weights import LogEvidence
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.training.prior_datasets import simulate_datasets
 from retrodict.types import Values
 
@@ -77,7 +78,7 @@ class Planner:
         """
         data_key, run_key = jax.random.split(rng_key)
         graph = self.proposal.graph
-        draws, _ = simulate_datasets(graph, self.proposal.draws, data_key, NUM_DATASETS)
+        draws, _ = simulate_datasets(graph, self.proposal.sample_prior, data_key, NUM_DATASETS)
         data = {name: draws[name] for name in graph.observed}
         num_runs = PLAN_DATASETS * PLAN_REPEATS
         keys = jax.random.split(run_key, num_runs)

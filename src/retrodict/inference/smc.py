@@ -29,8 +29,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict._xla.batch_last import sum_all
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
-from retrodict.inference.batched_vmap import batched_vmap
-from retrodict.inference.finished_latents import FinishedLatents
+from retrodict.inference.vmap_batches import batched_vmap
+from retrodict.inference.latent_archive import LatentArchive
 from retrodict.inference.particle_filter import ParticleFilter, SeriesInfo
 from retrodict.inference.site_densities import SiteDensities, any_possible
 from retrodict.inverse.density_schedule import DensitySchedule
@@ -38,7 +38,8 @@ from retrodict.particles.genealogy import surviving_draws
 from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import ess
-from retrodict.proposal.proposal import Networks, Proposal, Stage
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal, Stage
 from retrodict.types import Values
 
 LatentPopulation = Population[dict[str, Array]]
@@ -49,13 +50,13 @@ class SMCState(NamedTuple):
 
     Attributes:
         population: the particles, with the latents that later stages read.
-        finished: the latents that no later stage reads.
+        archive: the latents that no later stage reads.
         deferred: log weights of latents sampled before a series that are not counted yet, see the
             module's docstring; None if there are none.
     """
 
     population: LatentPopulation
-    finished: FinishedLatents
+    archive: LatentArchive
     deferred: Float[Array, " particles"] | None
 
 
@@ -134,7 +135,7 @@ class SMC:
 
     @cached_property
     def _last_reads(self) -> dict[str, int]:
-        return self.schedule.last_reads(list(map(self.proposal.looks_at, self.proposal.stages)))
+        return self.schedule.last_reads(list(map(self.proposal.parents, self.proposal.stages)))
 
     def run(
         self, networks: Networks, rng_key: PRNGKeyArray, data: Values
@@ -142,7 +143,7 @@ class SMC:
         """Run all stages for one data set: the weighted particles, and what the run reports."""
         if self._resampling.never and self._last_series < 0:
             return self._importance_sampling(networks, rng_key, data)
-        state = SMCState(initial_population(self.num_particles), FinishedLatents(), None)
+        state = SMCState(initial_population(self.num_particles), LatentArchive(), None)
         decisions, series = [], None
         possible: dict[str, Bool[Array, ""]] = {}
         for number, stage in enumerate(self.proposal.stages):
@@ -152,7 +153,7 @@ class SMC:
             decisions.append(info.resampling)
             possible |= info.possible
             series = info.series or series
-        latents = {**state.finished.values(), **state.population.values}
+        latents = {**state.archive.values(), **state.population.values}
         population = state.population._replace(values=latents)
         return population, self._info(population, decisions, possible, series)
 
@@ -235,7 +236,7 @@ class SMC:
         values = dict(zip(needed, population.values, strict=True))
         deferred = None if state.deferred is None else state.deferred[info.ancestors]
         state = SMCState(
-            population.with_values(values), state.finished.add(finished, info.ancestors), deferred
+            population.with_values(values), state.archive.add(finished, info.ancestors), deferred
         )
         return state, ResamplingInfo(*(entry[None] for entry in info))
 
@@ -257,7 +258,7 @@ class SMC:
         """
         proposal, factor = self.proposal, stage.factors[0]
         # Noise for the whole population takes one operation, a key for each particle takes many.
-        shared_noise = stage.scan is None and not factor.own
+        shared_noise = stage.scan is None
         if shared_noise:
             randomness = proposal.noise(networks, rng_key, factor, (self.num_particles,))
         else:
@@ -272,8 +273,8 @@ class SMC:
 
         # Each batch would repeat what depends on the data alone; without latents that is all.
         bytes_each = proposal.working_bytes(networks, stage) if population.values else 0
-        context = proposal.looks_at(stage)
-        latents = {n: v for n, v in population.values.items() if context is None or n in context}
+        parents = proposal.parents(stage)
+        latents = {name: v for name, v in population.values.items() if name in parents}
         samples, log_q = batched_vmap(propagate_one, bytes_each, randomness, latents)
         if self.schedule.prior_latents.issuperset(samples):
             log_q = jnp.zeros_like(log_q)

@@ -49,7 +49,7 @@ from retrodict.inference.population_metrics import (
 from retrodict.inference.tempered_target import Particle
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess
-from retrodict.proposal.proposal import Networks
+from retrodict.proposal.factor_proposals import Networks
 from retrodict.types import Values
 
 MAX_TEMPERATURES = 300

@@ -10,21 +10,22 @@ coordinates of the target, and are sampled when all else is known.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from retrodict.estimators.coordinates import Latent, blocks, flatten, table, unflatten
+from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 from retrodict.graph.graph import Graph
 from retrodict.inference.site_densities import SiteDensities
 from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.inverse.factors import Factor
-from retrodict.proposal.contexts import Assembly
-from retrodict.proposal.proposal import Networks, Proposal, over_copies
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
+from retrodict.proposal.scope import Scope
 from retrodict.types import Values
 
 
@@ -123,7 +124,7 @@ class TemperedTarget:
         if not self.continuous:
             return Particle(jnp.zeros(0), discrete)
         row, _ = flatten(self.continuous, values)
-        z, _ = unconstrain(row, self._constants, self._curves)
+        z, _ = unconstrain(row, self._constants, self._bijections)
         return Particle(z, discrete)
 
     def constrain(self, particle: Particle) -> Constrained:
@@ -131,8 +132,8 @@ class TemperedTarget:
         values = dict(particle.discrete)
         if not self.continuous:
             return Constrained(values, jnp.zeros(()), jnp.ones((), bool))
-        row = constrain(particle.z, self._constants, self._curves)
-        z, log_slope = unconstrain(row, self._constants, self._curves)
+        row = constrain(particle.z, self._constants, self._bijections)
+        z, log_slope = unconstrain(row, self._constants, self._bijections)
         latents = unflatten(self.continuous, row)
         _, log_slope_of_vectors = flatten(self.continuous, latents)
         values |= {n: v.astype(self.graph.sites[n].dtype) for n, v in latents.items()}
@@ -141,11 +142,11 @@ class TemperedTarget:
 
     @property
     def _constants(self) -> Coordinate[Array]:
-        return Coordinate(*(jnp.asarray(column) for column in table(self.continuous)))
+        return Coordinate(*(jnp.asarray(column) for column in coordinate_table(self.continuous)))
 
     @property
-    def _curves(self) -> tuple[int, ...]:
-        return tuple(int(code) for code in np.unique(table(self.continuous).curve))
+    def _bijections(self) -> tuple[int, ...]:
+        return tuple(int(code) for code in np.unique(coordinate_table(self.continuous).bijection))
 
     def log_densities(self, data: Values, particle: Particle) -> LogDensities:
         """The model's densities; −inf where values are not representable or arithmetic failed."""
@@ -163,36 +164,20 @@ class TemperedTarget:
     def log_q(self, networks: Networks, data: Values, particle: Particle) -> Float[Array, ""]:
         """The proposal's log density of the coordinates."""
         values, log_jacobian, _ = self.constrain(particle)
-        known = self.context_values(data, values)
-        log_qs = (self.factor_log_q(networks, factor, known) for factor in self.factors)
+        scope = self.scope(data, values)
+        log_qs = (self.factor_log_q(networks, f, scope, values) for f in self.factors)
         return _reject_failures(sum((log_q.sum() for log_q in log_qs), log_jacobian))
 
-    def context_values(self, data: Values, values: Values) -> dict[str, Array]:
-        """All values that contexts of networks are made of: sites, carries and constants."""
+    def scope(self, data: Values, values: Values) -> Scope:
+        """What the factors are conditioned on, with the carries of scans."""
         carries = self.graph.program.run(jax.random.key(0), {**data, **values}).carries
-        return {**data, **values, **carries, **self.proposal.designs}
+        return self.proposal.scope({**data, **values}, carries)
 
     def factor_log_q(
-        self, networks: Networks, factor: Factor, known: Values, latents: Values | None = None
+        self, networks: Networks, factor: Factor, scope: Scope, latents: Values
     ) -> Float[Array, "*copies"]:
-        """log q of every copy of a factor.
-
-        Args:
-            networks: by name.
-            factor: which factor.
-            known: from `context_values`.
-            latents: where to evaluate log q, if not at the latents among `known`.
-        """
-        assembly, network = self.proposal.assemblies[factor.latents], networks[str(factor.network)]
-
-        def copy_log_q(
-            *index: Array, assembly: Assembly = assembly, network: Any = network
-        ) -> Array:
-            x = assembly.x(known if latents is None else latents, index)
-            log_q: Array = network.log_prob(assembly.context(known, index), x)
-            return log_q
-
-        return over_copies(copy_log_q, assembly.copies)
+        """log q of every copy of a factor at some values of its latents."""
+        return self.proposal.log_prob_of(networks, factor, scope, latents)
 
     def sample_proposal(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Particle:
         """A particle from the proposal."""
@@ -214,7 +199,7 @@ class TemperedTarget:
 
 
 def _is_continuous(latent: Latent) -> bool:
-    return blocks((latent,))[0].family == "mixture"
+    return blocks((latent,))[0].kind == "mixture"
 
 
 def _reject_failures(log_density: Array) -> Array:

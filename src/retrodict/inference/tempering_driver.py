@@ -30,7 +30,8 @@ from retrodict.particles.diagnostics import TemperingReport
 from retrodict.particles.make_posterior import make_posterior
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler, resampler
-from retrodict.proposal.proposal import Networks, Proposal
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 # Fewer particles cannot show the shape of a posterior, nor be divided into islands.

@@ -89,21 +89,17 @@ class DensitySchedule:
         """For each stage, the sites whose densities it counts."""
         return _invert(self.closing_stage, len(self.stages))
 
-    def last_reads(self, contexts: Sequence[Collection[str] | None]) -> dict[str, int]:
+    def last_reads(self, contexts: Sequence[Collection[str]]) -> dict[str, int]:
         """For each latent, the last stage that reads its value, to sample or to count a density.
 
         Args:
-            contexts: for each stage, the sites that its proposal reads; None stands for all.
+            contexts: for each stage, the sites that its proposal reads.
 
         Returns:
             latent → stage, or −1 for a latent that no stage reads.
         """
-        latents = self.graph.latent
-        last = dict.fromkeys(latents, -1)
+        last = dict.fromkeys(self.graph.latent, -1)
         for number, (context, closing) in enumerate(zip(contexts, self.closing, strict=True)):
-            if context is None:
-                last = dict.fromkeys(latents, number)
-                continue
             scored = (v for name in closing for v in (name, *self.graph.parents(name)))
             last |= {name: number for name in (*context, *scored) if name in last}
         return last

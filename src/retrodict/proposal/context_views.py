@@ -4,9 +4,9 @@ A `Leaf` is one array with a way of looking at each of its index axes: at the co
 a group of elements, at all of them. Leaves that share a group stand below a `Branch`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,15 +14,73 @@ from jaxtyping import Array, Int
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from retrodict.types import Values
+from retrodict.estimators.encoders import Context, Elements
+from retrodict.graph.element_covariates import CovariateKey
+from retrodict.proposal.scope import Scope
 
-Nested: TypeAlias = dict[str, Any]
+
+class InputName(NamedTuple):
+    """Names an input of a network; no site's name can collide with another kind of input.
+
+    Attributes:
+        kind: of the input.
+        name: of the site, the leaf of a carry, the covariate, or the plate.
+        detail: further distinction: how far in time an entry lies from the copy's own step, or the
+            groups that a plate's elements are assigned to.
+    """
+
+    kind: Literal["site", "carry", "constants", "parents", "plate", "members", "group", "time"]
+    name: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.detail}"
+
+
+class SiteSource(NamedTuple):
+    """An array of the context that is a site's value."""
+
+    site: str
+
+    def get(self, scope: Scope) -> Array:
+        """The array."""
+        return jnp.asarray(scope.values[self.site])
+
+
+class CarrySource(NamedTuple):
+    """An array of the context that is a leaf of a scan's carry."""
+
+    key: str
+
+    def get(self, scope: Scope) -> Array:
+        """The array."""
+        return scope.carries[self.key]
+
+
+class CovariateSource(NamedTuple):
+    """An array of the context that distinguishes elements."""
+
+    key: CovariateKey
+
+    def get(self, scope: Scope) -> Array:
+        """The array."""
+        return scope.covariates[self.key]
+
+
+Source: TypeAlias = SiteSource | CarrySource | CovariateSource
 
 
 class Group(NamedTuple):
-    """An axis that is not looked at element by element: a set, or a series in time."""
+    """An axis that is not looked at element by element: a set, or a series in time.
 
-    name: str
+    Attributes:
+        name: of the input.
+        plate: the plate that it runs along, if it is a set.
+        ordered: whether it is a series.
+    """
+
+    name: InputName
+    plate: str | None = None
     ordered: bool = False
 
 
@@ -85,17 +143,17 @@ def _padded(matrix: csr_array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
 class Leaf:
     """One array of the context: which values, and how each of its index axes is looked at."""
 
-    label: str
-    key: str
+    name: InputName
+    source: Source
     support: Any
     shape: tuple[int, ...]  # of the array, without a batch
     picks: Mapping[int, Pick]  # by axis of the array
 
     def select(
-        self, values: Values, index: Sequence[Int[Array, ""]]
+        self, scope: Scope, index: Sequence[Int[Array, ""]]
     ) -> tuple[Array, list[Group], dict[Group, Array]]:
         """The elements seen by the copy at `index`, the groups of its first axes, their masks."""
-        array = jnp.asarray(values[self.key])
+        array = self.source.get(scope)
         kept: dict[int, list[Group]] = {}
         masks: dict[Group, Array] = {}
         for axis in sorted(self.picks, reverse=True):
@@ -167,32 +225,30 @@ def leaves_of(tree: Sequence[Leaf | Branch]) -> list[Leaf]:
     ]
 
 
-def nested(
+def read(
     tree: Sequence[Leaf | Branch],
-    values: Values,
+    scope: Scope,
     index: Sequence[Int[Array, ""]],
-    above: tuple[Group, ...],
-) -> Nested:
-    """What the copy at `index` sees, by label; `above` are the groups that hold these."""
-    found: Nested = {}
+    above: tuple[Group, ...] = (),
+) -> Context:
+    """What the copy at `index` sees, by input; `above` are the groups that hold these."""
+    inputs: dict[Hashable, Any] = {}
     for node in tree:
         if isinstance(node, Leaf):
-            array, groups, _ = node.select(values, index)
+            array, groups, _ = node.select(scope, index)
             places = [groups.index(group) for group in above]
-            found[node.label] = jnp.moveaxis(array, places, range(len(places)))
-            continue
-        inner = nested(node.children, values, index, (*above, node.group))
-        mask = _mask(node, values, index, (*above, node.group))
-        if mask is not None:
-            inner["mask"] = mask
-        found[node.group.name] = inner
-    return found
+            inputs[node.name] = jnp.moveaxis(array, places, range(len(places)))
+        else:
+            inside = (*above, node.group)
+            elements = read(node.children, scope, index, inside)
+            inputs[node.group.name] = Elements(elements, _mask(node, scope, index, inside))
+    return inputs
 
 
 def _mask(
-    branch: Branch, values: Values, index: Sequence[Int[Array, ""]], above: tuple[Group, ...]
+    branch: Branch, scope: Scope, index: Sequence[Int[Array, ""]], above: tuple[Group, ...]
 ) -> Array | None:
-    array, groups, masks = leaves_of(branch.children)[0].select(values, index)
+    array, groups, masks = leaves_of(branch.children)[0].select(scope, index)
     mask = masks.get(branch.group)
     if mask is None:
         return None

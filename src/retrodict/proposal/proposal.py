@@ -1,40 +1,50 @@
-"""Networks and data in; draws of all latents from the inverse, with their log q, out.
+"""The proposal q(x | y) = ∏ q(x_i | PaH(x_i)) as a product of factors.
 
-q(x | y) = ∏ q(x_i | PaH(x_i)) in the order of the inverse, Paige & Wood (2016), sec. 3.1: copies
-along plates at once, steps of a scan one after the other. All functions are of one particle;
-`vmap` over keys gives a population, and what depends on the data alone is then computed once.
+Factors are drawn in the order of the inverse (Paige & Wood 2016, sec. 3.1): copies along plates at
+once, steps of a scan one after the other. All functions are of one particle; `vmap` over keys or
+noise gives a population, and what depends on the data alone is then computed once.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from retrodict._xla.batch_last import sum_all
 from retrodict._xla.repeated_eqns import FEWEST
 from retrodict._xla.scan import scan
-from retrodict.estimators.conditional import MADE, ConditionalMADE, Network
-from retrodict.graph.element_covariates import designs
+from retrodict.estimators.conditional import MADE
+from retrodict.estimators.estimator import Estimator
+from retrodict.graph.element_covariates import CovariateKey, element_covariates
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import Draws, joint_draws
-from retrodict.graph.program import Evaluation, carry_leaves
+from retrodict.graph.prior_draws import PriorSampler, prior_sampler
+from retrodict.graph.program import Evaluation
 from retrodict.graph.site_log_densities import Slices
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals
-from retrodict.proposal.conjugacy import Conditional
-from retrodict.proposal.contexts import Assembly, assemble, follows_time
-from retrodict.proposal.linear_guide import Facts
+from retrodict.proposal.choose_knowledge import choose_knowledge
+from retrodict.proposal.contexts import ContextTree, context_tree, follows_time
+from retrodict.proposal.copies import Copies
+from retrodict.proposal.factor_proposals import (
+    EstimatedStructure,
+    FactorProposal,
+    FactorStructure,
+    Networks,
+    PriorProposal,
+    Summaries,
+)
+from retrodict.proposal.facts import FactorFacts
+from retrodict.proposal.scope import Scope
 from retrodict.types import Values
 
-Networks: TypeAlias = Mapping[str, Network]
-Noise: TypeAlias = Any  # what a network draws from: arrays, axes of copies first
+StepSummaries = Mapping[tuple[str, ...], Summaries]
+StepNoise = Mapping[tuple[str, ...], PyTree]
 
 
 @dataclass(frozen=True)
@@ -46,74 +56,82 @@ class Stage:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Latents drawn from the model's own conditional: their density and log q are the same."""
+        """Latents drawn from the model's own conditional: their density and log q cancel."""
         return tuple(name for factor in self.factors if factor.own for name in factor.latents)
+
+
+class StepDraw(NamedTuple):
+    """One step of a scan, drawn.
+
+    Attributes:
+        carry: for the next step.
+        latents: of the step.
+        log_q: by factor.
+        evaluation: the model's densities of the step.
+    """
+
+    carry: Any
+    latents: dict[str, Array]
+    log_q: dict[tuple[str, ...], Float[Array, ""]]
+    evaluation: Evaluation
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """An inverse made ready to draw from.
+    """An inverse with a proposal for each of its factors.
 
     Attributes:
-        inverse: the model turned round.
-        assemblies: for each factor that has a network, how it gets its inputs.
-        marginals: for factors whose prior is counted later than they are drawn, where the inverse
-            allows divide and conquer: the same without inputs.
-        designs: constants that tell elements apart.
-        stages: the factors in the order drawn.
-        draws: joint draws of the model.
+        inverse: the inverse of the model's graph.
+        priors: factors drawn from the model's own conditional, by their latents.
+        estimated: factors that have an estimator, by their latents.
+        marginals: estimators without context, for factors whose prior is counted later than they
+            are drawn, where the inverse allows divide and conquer.
+        covariates: constants that distinguish elements.
+        stages: the factors in sampling order.
+        sample_prior: joint draws of the model.
     """
 
     inverse: Inverse
-    assemblies: Mapping[tuple[str, ...], Assembly]
-    marginals: Mapping[tuple[str, ...], Assembly]
-    designs: dict[str, Array]
+    priors: Mapping[tuple[str, ...], PriorProposal]
+    estimated: Mapping[tuple[str, ...], EstimatedStructure]
+    marginals: Mapping[tuple[str, ...], EstimatedStructure]
+    covariates: Mapping[CovariateKey, Array]
     stages: tuple[Stage, ...]
-    draws: Draws = field(compare=False)
+    sample_prior: PriorSampler = field(compare=False)
 
     @staticmethod
     def of(
-        inverse: Inverse, facts: Mapping[str, Facts] | None = None, *, exact: bool = True
+        inverse: Inverse,
+        facts: Mapping[str, FactorFacts] | None = None,
+        *,
+        analytic: bool = True,
     ) -> "Proposal":
-        """Work out contexts and stages.
+        """Work out contexts, guides and stages.
 
         Args:
-            inverse: the model turned round.
-            facts: by network, those of the guides that were found before, if they were.
-            exact: whether to do without networks where conditionals are known.
+            inverse: the inverse of the model's graph.
+            facts: by network, what was found of guides and families before, if it was.
+            analytic: whether closed-form conditionals replace networks.
         """
         graph = inverse.graph
-        constants, draws = designs(graph), joint_draws(graph)
-        drawn = [factor for factor in inverse.factors if not factor.own]
-        shared = Counter(factor.network for factor in drawn)
+        covariates, sample_prior = element_covariates(graph), prior_sampler(graph)
+        shared = Counter(factor.network for factor in inverse.factors)
 
-        def made(factor: Factor) -> Assembly:
-            # In a loop written out, guiding each step would mean reading the whole model for each.
-            guided = shared[factor.network] == 1
-            before = None if facts is None else facts.get(str(factor.network))
-            if facts is not None:
-                guided = before is not None
-            return assemble(graph, factor, constants, draws if guided else None, before, exact)
+        def structure(factor: Factor) -> EstimatedStructure:
+            copies, context = Copies.of(graph, factor), context_tree(graph, factor, covariates)
+            known = None if facts is None else facts.get(str(factor.network), FactorFacts())
+            # In a loop written out, each step would mean reading the whole model again.
+            if shared[factor.network] > 1:
+                known = FactorFacts()
+            knowledge = choose_knowledge(graph, copies, context, sample_prior, known, analytic)
+            context = ContextTree(factor) if knowledge.sufficient else context
+            return EstimatedStructure.of(graph, copies, context, knowledge)
 
-        assemblies = {factor.latents: made(factor) for factor in drawn}
-        stages: list[Stage] = []
-        for factor in inverse.factors:
-            scan = graph.sites[factor.latents[0]].scan if factor.time else None
-            if scan is not None and stages and stages[-1].scan == scan:
-                stages[-1] = Stage((*stages[-1].factors, factor), scan)
-            else:
-                stages.append(Stage((factor,), scan))
-        marginals = {
-            f.latents: replace(
-                assemblies[f.latents],
-                factor=replace(f, network=f"{' '.join(f.labels)} |"),
-                inputs=(),
-                tree=(),
-                guide=None,
-            )
-            for f in needing_marginals(inverse)
-        }
-        return Proposal(inverse, assemblies, marginals, constants, tuple(stages), draws)
+        priors = {f.latents: PriorProposal(graph, f) for f in inverse.factors if f.own}
+        estimated = {f.latents: structure(f) for f in inverse.factors if not f.own}
+        marginals = {f.latents: estimated[f.latents].marginal() for f in needing_marginals(inverse)}
+        stages = _stages(inverse)
+        return Proposal(inverse, priors, estimated, marginals, covariates, stages, sample_prior)
 
     @staticmethod
     def bootstrap(inverse: Inverse) -> "Proposal":
@@ -135,34 +153,53 @@ class Proposal:
         many = len(self.stages) > FEWEST and not self.graph.scan_lengths
         return Slices(self.graph) if many else None
 
-    @property
-    def facts(self) -> dict[str, Facts]:
-        """What is known of the guides, by network."""
-        return {
-            str(a.factor.network): a.guide.facts
-            for a in self.assemblies.values()
-            if a.guide is not None
-        }
-
     @cached_property
-    def _shared(self) -> frozenset[str]:
-        """Networks that draw more than one factor."""
-        return frozenset(name for name, by in self.networks().items() if len(by) > 1)
+    def structures(self) -> Mapping[tuple[str, ...], FactorStructure]:
+        """The structures of all factors, by their latents."""
+        return {**self.priors, **self.estimated}
 
-    def networks(self) -> dict[str, list[Assembly]]:
-        """The assemblies of the factors that share each network."""
-        shared: dict[str, list[Assembly]] = {}
-        for assembly in (*self.assemblies.values(), *self.marginals.values()):
-            shared.setdefault(str(assembly.factor.network), []).append(assembly)
+    @property
+    def facts(self) -> dict[str, FactorFacts]:
+        """What was found of guides and families, by network."""
+        found = {s.network: s.knowledge.factor_facts for s in self.estimated.values()}
+        return {network: facts for network, facts in found.items() if facts != FactorFacts()}
+
+    def networks(self) -> dict[str, list[EstimatedStructure]]:
+        """The structures that share each network."""
+        shared: dict[str, list[EstimatedStructure]] = {}
+        for structure in (*self.estimated.values(), *self.marginals.values()):
+            shared.setdefault(structure.network, []).append(structure)
         return shared
 
     def build(
-        self, estimator: MADE, rng_key: PRNGKeyArray, assemblies: Sequence[Assembly]
-    ) -> Network:
-        """An untrained network for the factors that share it."""
-        first = assemblies[0]
-        copies = sum(int(np.prod(assembly.copies)) for assembly in assemblies)
-        return estimator.build(rng_key, first.latents, first.inputs, first.guided, copies)
+        self, estimator: MADE, rng_key: PRNGKeyArray, structures: Sequence[EstimatedStructure]
+    ) -> Estimator:
+        """An untrained estimator for the structures that share it."""
+        number = sum(structure.copies.number for structure in structures)
+        return structures[0].build(estimator, rng_key, number)
+
+    def bind(self, networks: Networks, factor: Factor) -> FactorProposal:
+        """The proposal of one factor with these weights."""
+        return self.structures[factor.latents].bind(networks)
+
+    def parents(self, stage: Stage) -> frozenset[str]:
+        """The sites from whose values a stage is drawn; in time, all that are outside of it."""
+        if stage.scan is not None:
+            return frozenset(self.graph.sites)
+        return self.structures[stage.factors[0].latents].parents
+
+    def working_bytes(self, networks: Networks, stage: Stage) -> int:
+        """Approximate memory to draw one particle of a stage, or of its step."""
+        structures = (self.structures[factor.latents] for factor in stage.factors)
+        return max(structure.working_bytes(networks) for structure in structures)
+
+    def runs_forward(self, stage: Stage) -> bool:
+        """Whether a stage is a series drawn in the direction of time."""
+        return follows_time(self.graph, stage.factors[0]) is not None
+
+    def scope(self, values: Values, carries: Mapping[str, Array] | None = None) -> Scope:
+        """The scope of values outside of time, or of whole series."""
+        return Scope(values, self.covariates, carries or {})
 
     def draw(
         self, networks: Networks, rng_key: PRNGKeyArray, data: Values
@@ -175,57 +212,20 @@ class Proposal:
             drawn, stage_log_q = self.draw_stage(networks, stage_key, stage, values)
             values |= drawn
             log_q = log_q + stage_log_q
-        latents = {name: values[name] for name in self.graph.latent}
-        return latents, log_q
-
-    def runs_forward(self, stage: Stage) -> bool:
-        """Whether a stage is a series drawn in the direction of time."""
-        return follows_time(self.graph, stage.factors[0]) is not None
-
-    def looks_at(self, stage: Stage) -> set[str] | None:
-        """Names of the values that a stage is drawn from, if it does not take all there are."""
-        if stage.scan is not None or stage.own:
-            return None
-        assembly = self.assemblies[stage.factors[0].latents]
-        return assembly.keys() if assembly.guide is None else None
-
-    def working_bytes(self, networks: Networks, stage: Stage) -> int:
-        """About how much is held at a time to draw one particle of a stage, or of its step.
-
-        Every unit of a network, of which there is a bias each, twice, for every copy.
-        """
-        total = 0
-        for factor in stage.factors:
-            if factor.own:
-                continue
-            copies = self.assemblies[factor.latents].copies[1 if stage.scan is not None else 0 :]
-            leaves = jax.tree.leaves(networks[str(factor.network)])
-            units = sum(leaf.size for leaf in leaves if jnp.ndim(leaf) == 1)
-            total = max(total, 2 * 4 * units * int(np.prod(copies)))
-            guide = self.assemblies[factor.latents].guide
-            if isinstance(guide, Conditional):
-                total = max(total, guide.working_bytes)
-        return total
+        return {name: values[name] for name in self.graph.latent}, log_q
 
     def draw_stage(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
         """The latents of one stage given what has been drawn before, and their log q."""
         if stage.scan is None:
-            return self._draw_factor(networks, rng_key, stage.factors[0], values)
+            (factor,) = stage.factors
+            noise = self.noise(networks, rng_key, factor)
+            drawn, log_q = self.draw_copies(networks, noise, factor, values)
+            return drawn, sum_all(log_q)
         if self.runs_forward(stage):
             return self._draw_forward(networks, rng_key, stage, values)
         return self._draw_backward(networks, rng_key, stage, values)
-
-    def _draw_factor(
-        self, networks: Networks, rng_key: PRNGKeyArray, factor: Factor, values: Values
-    ) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """The latents of one factor outside of time, all copies at once."""
-        if factor.own:
-            return self._draw_own(rng_key, factor.latents, values)
-        noise = self.noise(networks, rng_key, factor)
-        drawn, log_q = self.draw_copies(networks, noise, factor, values)
-        return drawn, sum_all(log_q)
 
     def noise(
         self,
@@ -233,128 +233,39 @@ class Proposal:
         rng_key: PRNGKeyArray,
         factor: Factor,
         shape: tuple[int, ...] = (),
-    ) -> Noise:
-        """The chance that draws of all copies of a factor need, or of those of one step.
-
-        For a population it is made at once: to make a key for each particle, and numbers from
-        each, would be dearer than what is drawn with them.
-        """
-        copies = self.assemblies[factor.latents].copies[1 if factor.time else 0 :]
-        name = str(factor.network)
-        noise = _noise_alike if name in self._shared else _noise
-        return noise(networks[name], rng_key, (*shape, *copies))
-
-    def step_noise(
-        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
-    ) -> dict[str, Noise]:
-        """Noise for every network of a step, by its first latent; leading axes have some shape."""
-        return {
-            factor.latents[0]: self.noise(
-                networks, jax.random.fold_in(rng_key, number), factor, shape
-            )
-            for number, factor in enumerate(stage.factors)
-            if not factor.own
-        }
-
-    @staticmethod
-    def own_keys(
-        rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
-    ) -> dict[str, Array]:
-        """Keys for the latents of a step that are drawn from the model's own conditional."""
-        bases = {name: jax.random.fold_in(rng_key, n) for n, name in enumerate(stage.own)}
-        return {name: jax.random.split(key, shape) if shape else key for name, key in bases.items()}
+    ) -> PyTree:
+        """The randomness of all copies of a factor, or of those of one step."""
+        return self.bind(networks, factor).noise(rng_key, shape)
 
     def draw_copies(
-        self, networks: Networks, noise: Noise, factor: Factor, values: Values
+        self, networks: Networks, noise: PyTree, factor: Factor, values: Values
     ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
-        """The latents of one factor outside of time, and log q of every copy by itself."""
-        assembly = self.assemblies[factor.latents]
-        known = {**values, **self.designs}
-        expected = None if assembly.guide is None else assembly.guide.everywhere(known)
-        x, log_q = self._copies(networks, noise, assembly, known, (), expected=expected)
-        return assembly.gather(x, self.graph.sites), log_q
+        """The latents of one factor outside of time, and log q of every copy."""
+        proposal = self.bind(networks, factor)
+        return proposal.sample(proposal.prepare(self.scope(values)), noise)
 
     def log_marginal(
         self, networks: Networks, factor: Factor, values: Values
     ) -> Float[Array, "*plates"]:
-        """log m of the latents of every copy of a factor, by the network that sees no context."""
-        assembly = self.marginals[factor.latents]
-        network = networks[str(assembly.factor.network)]
+        """log m of the latents of every copy, by the estimator without context."""
+        marginal = self.marginals[factor.latents].bind(networks)
+        return marginal.log_prob(marginal.prepare(self.scope(values)), values)
 
-        def one(*index: Array) -> Array:
-            return network.log_prob({}, assembly.x(values, index))
+    def step_noise(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
+    ) -> dict[tuple[str, ...], PyTree]:
+        """The randomness of every factor of a step, with leading axes of the given shape."""
+        return {
+            factor.latents: self.noise(networks, jax.random.fold_in(rng_key, n), factor, shape)
+            for n, factor in enumerate(stage.factors)
+        }
 
-        return over_copies(one, assembly.copies)
-
-    def _draw_own(
-        self, rng_key: PRNGKeyArray, names: Sequence[str], values: Values
-    ) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """From the model's own conditional; what else the run draws is not used."""
-        keys = {name: jax.random.fold_in(rng_key, number) for number, name in enumerate(names)}
-        found = self.graph.program.run(jax.random.key(0), values, keys=keys, only=names)
-        log_q = sum((found.log_density[name].sum() for name in names), jnp.zeros(()))
-        return {name: found.values[name] for name in names}, log_q
-
-    def _copies(
-        self,
-        networks: Networks,
-        noise: Noise,
-        assembly: Assembly,
-        values: Values,
-        leading: tuple[Any, ...],
-        summaries: Values | None = None,
-        expected: Any = None,
-    ) -> tuple[dict[str, Array], Float[Array, "*plates"]]:
-        """Draw every copy along plates, copy axes first; `leading` is the index in time, if any.
-
-        Noise, summaries, and what the model expects have axes of copies first.
-        """
-        network = networks[str(assembly.factor.network)]
-        sizes = assembly.copies[len(leading) :]
-
-        # copies in a loop written out are traced one by one, but not what is the same in all
-        drawn = _drawn_alike if str(assembly.factor.network) in self._shared else _drawn
-
-        def one(index: tuple[Array, ...], noise: Noise, given: Values, expected: Any) -> Any:
-            context = assembly.context(values, (*leading, *index), given, expected)
-            return drawn(network, context, noise)
-
-        own = (noise, summaries or {}, expected)
-        if not sizes:
-            x, log_q = one((), *own)
-            return x, log_q
-        number = int(np.prod(sizes))
-        index = jnp.unravel_index(jnp.arange(number), sizes)
-        flat = jax.tree.map(lambda s: s.reshape(number, *s.shape[len(sizes) :]), own)
-        x, log_q = jax.vmap(one)(index, *flat)
-        x = jax.tree.map(lambda leaf: leaf.reshape(*sizes, *leaf.shape[1:]), x)
-        return x, log_q.reshape(sizes)
-
-    def _draw_forward(
-        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
-    ) -> tuple[dict[str, Array], Float[Array, ""]]:
-        assert stage.scan is not None
-        length = self.graph.scan_lengths[stage.scan]
-        summaries = self.summaries(networks, stage, values)
-        carry = self.graph.program.initial_carry(stage.scan, values)
-
-        outer, series = self.split(stage.scan, values)
-
-        def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-            time, key, given, now = inputs
-            noise_key, own_key = jax.random.split(key)
-            chance = self.step_noise(networks, noise_key, stage) | self.own_keys(own_key, stage)
-            carry, drawn, log_q, found = self.draw_step(
-                networks, chance, stage, outer, given, time, carry, now
-            )
-            own = (found.log_density[name].sum() for name in stage.own)
-            return carry, (drawn, sum(own, log_q))
-
-        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
-        backward = self.graph.reversed_scans[stage.scan]
-        entries = (times, keys, series, by_time(summaries))
-        _, (drawn, log_q) = scan(step, carry, entries, reverse=backward)
-        return drawn, log_q.sum()
+    def summaries(
+        self, networks: Networks, stage: Stage, values: Values
+    ) -> dict[tuple[str, ...], Summaries]:
+        """For each factor of a scan, its series as seen from every step, time first."""
+        scope = self.scope(values)
+        return {f.latents: self.bind(networks, f).summarise(scope) for f in stage.factors}
 
     def split(self, scan: int, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
         """Values of the sites outside a scan, and of those inside."""
@@ -365,93 +276,67 @@ class Proposal:
     def draw_step(
         self,
         networks: Networks,
-        chance: Mapping[str, Noise],
+        noise: StepNoise,
         stage: Stage,
         outer: Values,
-        given: Values,
+        observed: Values,
         time: Array,
         carry: Any,
-        summaries: Mapping[tuple[str, ...], Values],
-    ) -> tuple[Any, dict[str, Array], Float[Array, ""], Evaluation]:
-        """One step of a scan, drawn given the carry, at a cost that does not depend on its length.
+        summaries: StepSummaries,
+    ) -> StepDraw:
+        """One step of a scan given the carry, at a cost that does not depend on its length.
 
         Args:
             networks: by name.
-            chance: of this step, from `step_noise` and `own_keys`.
+            noise: of this step, from `step_noise`.
             stage: the factors of the step.
             outer: values of the sites outside of the scan.
-            given: this step's observed values.
+            observed: this step's observed values.
             time: which step, for the constants of the model.
             carry: what the step before left.
-            summaries: what there is to be known of the rest of the series, seen from this step.
-
-        Returns:
-            the carry after the step, its latents, log q of those drawn by networks, and the step's
-            densities.
+            summaries: of the rest of the series, as seen from this step.
         """
         assert stage.scan is not None
-        program, sites = self.graph.program, self.graph.sites
-        known_here: dict[str, Array] = dict(given)
-        # In a step, arrays of time hold one entry, that of the step.
-        constants = {
-            key: value[time][None] if sites[key.rpartition(" ")[0]].time else value
-            for key, value in self.designs.items()
+        sites = self.graph.sites
+        covariates = {
+            key: array[time][None] if sites[key.site].time else array
+            for key, array in self.covariates.items()
         }
-        constants |= {n: leaf[None] for n, leaf in carry_leaves(stage.scan, carry).items()}
-        log_q = jnp.zeros(())
+        scope = Scope.of_step(outer, observed, covariates, stage.scan, time, carry)
+        latents: dict[str, Array] = {}
+        log_q = {}
         for factor in stage.factors:
-            if factor.own:
-                continue
-            assembly = self.assemblies[factor.latents]
-            known = {**outer, **constants, **{n: v[None] for n, v in known_here.items()}}
-            now = summaries.get(factor.latents, {})
-            expected = None
-            if assembly.guide is not None:
-                expected = assembly.guide.step(outer, known_here, time, carry)
-            noise = chance[factor.latents[0]]
-            x, factor_log_q = self._copies(
-                networks, noise, assembly, known, (jnp.array(0),), now, expected
-            )
-            known_here |= _one_step(assembly, x, sites)
-            log_q = log_q + sum_all(factor_log_q)
-        keys = {name: chance[name] for name in stage.own}
-        carry, found = program.step(None, stage.scan, outer, time, carry, known_here, keys=keys)
-        latents = {n: v for n, v in found.values.items() if not sites[n].observed}
-        return carry, latents, log_q, found
+            proposal = self.bind(networks, factor)
+            prepared = proposal.prepare(scope, summaries.get(factor.latents))
+            drawn, factor_log_q = proposal.sample(prepared, noise[factor.latents])
+            log_q[factor.latents] = sum_all(factor_log_q)
+            scope = scope.with_values(drawn)
+            latents |= drawn
+        carry, evaluation = self.graph.program.step(
+            None, stage.scan, outer, time, carry, {**observed, **latents}
+        )
+        return StepDraw(carry, latents, log_q, evaluation)
 
-    def summaries(
-        self, networks: Networks, stage: Stage, values: Values
-    ) -> dict[tuple[str, ...], dict[str, Array]]:
-        """For each factor of a scan, its series as seen from every step: plates, time, features."""
-        found: dict[tuple[str, ...], dict[str, Array]] = {}
-        known = {**values, **self.designs}
-        for factor in stage.factors:
-            if factor.own or not self.assemblies[factor.latents].series:
-                continue
-            assembly = self.assemblies[factor.latents]
-            found[factor.latents] = {
-                name: self._suffixes(networks, assembly, name, known) for name in assembly.series
-            }
-        return found
+    def _draw_forward(
+        self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
+    ) -> tuple[dict[str, Array], Float[Array, ""]]:
+        assert stage.scan is not None
+        length = self.graph.scan_lengths[stage.scan]
+        summaries = self.summaries(networks, stage, values)
+        carry = self.graph.program.initial_carry(stage.scan, values)
+        outer, series = self.split(stage.scan, values)
 
-    def _suffixes(self, networks: Networks, assembly: Assembly, name: str, values: Values) -> Array:
-        network, factor = networks[str(assembly.factor.network)], assembly.factor
-        scan = self.graph.sites[factor.latents[0]].scan
-        assert scan is not None and isinstance(network, ConditionalMADE)
-        length, sizes = assembly.copies[0], assembly.copies[1:]
+        def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
+            time, key, observed, seen = inputs
+            noise = self.step_noise(networks, key, stage)
+            draw = self.draw_step(networks, noise, stage, outer, observed, time, carry, seen)
+            return draw.carry, (draw.latents, sum(draw.log_q.values(), jnp.zeros(())))
 
-        def one(*plates: Array) -> Array:
-            if not self.graph.reversed_scans[scan]:
-                whole = assembly.whole_series(name, values, (jnp.array(0), *plates), masked=False)
-                return network.suffixes(name, whole)
-
-            def at(time: Array) -> Array:
-                seen = assembly.whole_series(name, values, (time, *plates), masked=True)
-                return network.summary(name, seen)
-
-            return jax.vmap(at)(jnp.arange(length))
-
-        return over_copies(one, sizes)
+        times, keys = jnp.arange(length), jax.random.split(rng_key, length)
+        backward = self.graph.reversed_scans[stage.scan]
+        entries = (times, keys, series, summaries)
+        _, (drawn, log_q) = scan(step, carry, entries, reverse=backward)
+        return drawn, log_q.sum()
 
     def _draw_backward(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, values: Values
@@ -460,84 +345,80 @@ class Proposal:
         assert stage.scan is not None
         sites, length = self.graph.sites, self.graph.scan_lengths[stage.scan]
         names = [name for factor in stage.factors for name in factor.latents]
-        blank = {n: jnp.zeros(sites[n].shape, sites[n].dtype) for n in names}
+        zeros = {n: jnp.zeros(sites[n].shape, sites[n].dtype) for n in names}
 
         def step(drawn: dict[str, Array], inputs: Any) -> tuple[dict[str, Array], Array]:
             time, key = inputs
             log_q = jnp.zeros(())
             for number, factor in enumerate(stage.factors):
-                assembly = self.assemblies[factor.latents]
-                known = {**values, **self.designs, **drawn}
-                noise = self.noise(networks, jax.random.fold_in(key, number), factor)
-                x, factor_log_q = self._copies(networks, noise, assembly, known, (time,))
-                now = _one_step(assembly, x, sites)
+                proposal = self.bind(networks, factor)
+                scope = self.scope({**values, **drawn}).at_step(time)
+                noise = proposal.noise(jax.random.fold_in(key, number))
+                now, factor_log_q = proposal.sample(proposal.prepare(scope), noise)
                 drawn = drawn | {n: drawn[n].at[time].set(v) for n, v in now.items()}
                 log_q = log_q + factor_log_q.sum()
             return drawn, log_q
 
         forward = self.graph.reversed_scans[stage.scan]
         times, keys = jnp.arange(length), jax.random.split(rng_key, length)
-        drawn, log_q = scan(step, blank, (times, keys), reverse=not forward)
+        drawn, log_q = scan(step, zeros, (times, keys), reverse=not forward)
         return drawn, log_q.sum()
 
     def log_prob(self, networks: Networks, values: Values) -> Float[Array, ""]:
         """log q of the latents among `values`, which holds the data as well."""
-        found = self.graph.program.run(None, values)
-        known = {**values, **found.carries, **self.designs}
-        log_q = jnp.zeros(())
-        for factor in self.inverse.factors:
-            if factor.own:
-                log_q += sum(found.log_density[name].sum() for name in factor.latents)
-                continue
-            assembly = self.assemblies[factor.latents]
-            network = networks[str(factor.network)]
+        evaluation = self.graph.program.run(None, values)
+        scope = self.scope(values, evaluation.carries)
+        parts = (self.log_prob_of(networks, f, scope, values) for f in self.inverse.factors)
+        return sum((part.sum() for part in parts), jnp.zeros(()))
 
-            def one(*index: Array, assembly: Assembly = assembly, network: Any = network) -> Array:
-                x, context = assembly.x(known, index), assembly.context(known, index)
-                density: Array = network.log_prob(context, x)
-                return density
+    def log_prob_of(
+        self, networks: Networks, factor: Factor, scope: Scope, latents: Values
+    ) -> Float[Array, "*copies"]:
+        """log q of every copy of a factor, in time as well, at some values of its latents."""
+        own = {name: jnp.asarray(latents[name]) for name in factor.latents}
 
-            log_q += over_copies(one, assembly.copies).sum()
+        def step(proposal: FactorProposal, prepared: PyTree, own: Values) -> Array:
+            return proposal.log_prob(prepared, own)
+
+        log_q: Array = self.at_all_steps(networks, factor, scope, step, own)
         return log_q
 
+    def at_all_steps(
+        self,
+        networks: Networks,
+        factor: Factor,
+        scope: Scope,
+        fn: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
+        """A function of a factor's prepared proposal, at every step given the whole series.
 
-def _drawn(network: Network, context: Any, noise: Noise) -> tuple[Any, Array]:
-    return network.draw(network.encode(context, to_draw=True), noise)
+        Args:
+            networks: by name.
+            factor: which.
+            scope: where arrays hold the whole series.
+            fn: of the proposal, what it has prepared, and the entries of the arguments.
+            arguments: trees of arrays, with an axis of time first if the factor lies in time.
+        """
+        proposal = self.bind(networks, factor)
+        if not factor.time:
+            return fn(proposal, proposal.prepare(scope, differentiable=True), *arguments)
 
+        def step(time: Array, summaries: Summaries, arguments: Any) -> Any:
+            prepared = proposal.prepare(scope.at_step(time), summaries, differentiable=True)
+            return fn(proposal, prepared, *arguments)
 
-def _noise(network: Network, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Noise:
-    return network.noise(rng_key, shape)
-
-
-_drawn_alike = jax.jit(_drawn)
-_noise_alike = jax.jit(_noise, static_argnums=2)
-
-
-def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:
-    """A function of an index, at every index of the given sizes; copy axes first."""
-    if not sizes:
-        return fn()
-    made = jax.vmap(fn)(*jnp.unravel_index(jnp.arange(int(np.prod(sizes))), sizes))
-    return made.reshape(*sizes, *made.shape[1:])
-
-
-def by_time(
-    summaries: Mapping[tuple[str, ...], Values],
-) -> dict[tuple[str, ...], dict[str, Array]]:
-    """Summaries with the axis of steps first."""
-    return {
-        factor: {name: jnp.moveaxis(seen, -2, 0) for name, seen in named.items()}
-        for factor, named in summaries.items()
-    }
+        length = self.graph.sites[factor.latents[0]].shape[0]
+        return jax.vmap(step)(jnp.arange(length), proposal.summarise(scope), arguments)
 
 
-def _one_step(assembly: Assembly, x: Values, sites: Mapping[str, Any]) -> dict[str, Array]:
-    """Values of one step's latent sites from those of its copies along plates."""
-    found = {}
-    for latent, name, axes in zip(
-        assembly.latents, assembly.factor.latents, assembly.own_axes, strict=True
-    ):
-        places = [axis - 1 for axis in axes[1:]]  # without the axis of time
-        array = jnp.moveaxis(x[latent.name], range(len(places)), places)
-        found[name] = array.reshape(sites[name].shape[1:]).astype(sites[name].dtype)
-    return found
+def _stages(inverse: Inverse) -> tuple[Stage, ...]:
+    """The factors in sampling order, those of one scan together."""
+    stages: list[Stage] = []
+    for factor in inverse.factors:
+        number = inverse.graph.sites[factor.latents[0]].scan if factor.time else None
+        if number is not None and stages and stages[-1].scan == number:
+            stages[-1] = Stage((*stages[-1].factors, factor), number)
+        else:
+            stages.append(Stage((factor,), number))
+    return tuple(stages)

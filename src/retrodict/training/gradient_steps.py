@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from retrodict._xla.jit import run_once, supported_options
 from retrodict._xla.tuning import FAST_COMPILE, NO_YNNPACK
-from retrodict.estimators.conditional import Network
+from retrodict.estimators.estimator import Estimator
+from retrodict.proposal.factor_proposals import FactorRow
 from retrodict.training.schedule import StepSettings
 from retrodict.training.simulate import Examples
 
@@ -43,9 +44,11 @@ def optimiser(clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam())
 
 
-def _loss(network: Network, examples: Examples) -> Float[Array, ""]:
-    x, context = examples
-    return -jnp.mean(jax.vmap(network.log_prob)(context, x))
+def _loss(network: Estimator, examples: Examples) -> Float[Array, ""]:
+    def log_q(example: FactorRow) -> Array:
+        return network.log_prob(network.encode(example.conditions), example.latents)
+
+    return -jnp.mean(jax.vmap(log_q)(examples))
 
 
 def _heldout_loss(

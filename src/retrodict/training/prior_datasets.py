@@ -11,20 +11,20 @@ from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import Draws, usual_number
+from retrodict.graph.prior_draws import PriorSampler, usual_number
 from retrodict.training.rejections import RejectionCounts
 
 MAX_CHUNKS = 100
 
 
 def simulate_datasets(
-    graph: Graph, draws: Draws, rng_key: PRNGKeyArray, number: int
+    graph: Graph, sample_prior: PriorSampler, rng_key: PRNGKeyArray, number: int
 ) -> tuple[dict[str, np.ndarray[Any, Any]], RejectionCounts]:
     """Simulate joint draws of all sites.
 
     Args:
         graph: of the model.
-        draws: the model's compiled joint draws, see `prior_draws.joint_draws`.
+        sample_prior: compiled joint draws of the model, see `prior_draws.prior_sampler`.
         rng_key: determines the draws.
         number: of data sets.
 
@@ -35,15 +35,15 @@ def simulate_datasets(
         UnsupportedModel: nearly all draws had to be dropped.
     """
     sites, rejected = list(graph.sites), RejectionCounts()
-    # The size used in training, for which `draws` may have been compiled already.
+    # The size used in training, for which `sample_prior` may have been compiled already.
     size = usual_number(graph)
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
     num_valid = 0
     for chunk in range(MAX_CHUNKS):
         keys = jax.random.split(jax.random.fold_in(rng_key, chunk), size)
-        values, codes = jax.device_get(draws(keys))
-        valid = rejected.record(codes, sites)
-        parts.append({name: values[name][valid] for name in sites})
+        draws = jax.device_get(sample_prior(keys))
+        valid = rejected.record(draws.faults, sites)
+        parts.append({name: draws.values[name][valid] for name in sites})
         num_valid += int(valid.sum())
         if num_valid >= number:
             return {n: np.concatenate([p[n] for p in parts])[:number] for n in sites}, rejected

@@ -38,7 +38,7 @@ class RejectionCounts:
     def record(
         self, codes: Int[np.ndarray, " draws"], sites: Sequence[str]
     ) -> Bool[np.ndarray, " draws"]:
-        """Count draws by their fault codes, see `prior_draws.faults`; returns which are valid."""
+        """Count draws by `prior_draws.fault_code`; returns which are valid."""
         valid: np.ndarray = codes == 0
         self.simulated += codes.size
         for code, count in zip(*np.unique(codes[~valid], return_counts=True), strict=True):

@@ -10,7 +10,7 @@ tail, R excludes rates that lead to counts above 2³¹, which do not occur in re
 does not condition on R: its weights are the model's density over q, and q covers the whole support.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -23,16 +23,25 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from retrodict._xla.jit import CompiledFunction, shape_dtype
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.errors import UnsupportedModel
+from retrodict.graph.element_covariates import CovariateKey
 from retrodict.graph.graph import Graph
-from retrodict.graph.prior_draws import CHUNK, Draws, at_once, fresh_keys, generator
-from retrodict.proposal.contexts import Assembly
+from retrodict.graph.prior_draws import (
+    CHUNK,
+    JointDraws,
+    PriorSampler,
+    at_once,
+    fresh_keys,
+    generator,
+)
+from retrodict.proposal.factor_proposals import EstimatedStructure
+from retrodict.proposal.scope import Scope
 from retrodict.training.rejections import RejectionCounts
 
 # After this many draws, the share of dropped draws is known well enough to refuse the model.
 MIN_DRAWS_TO_REFUSE = 1000
 MAX_DROPPED = 0.95
 
-# A pair (x, context) of pytrees whose leaves have a leading axis of examples.
+# `FactorRow`s, with a leading axis of examples on every leaf.
 Examples: TypeAlias = Any
 
 
@@ -40,7 +49,7 @@ class _CopyChoice(NamedTuple):
     """Which copies of the factors become training examples, for each draw.
 
     Attributes:
-        copies: for each assembly, flat indices of the chosen copies.
+        copies: for each factor, flat indices of the chosen copies.
         subset: indices into the concatenation of these copies; None to use all of them.
     """
 
@@ -54,17 +63,17 @@ class Simulator:
 
     Attributes:
         graph: of the model.
-        assemblies: of the factors that share the network.
-        designs: constants that distinguish the elements of a plate, added to the values of a draw.
+        structures: of the factors that share the network.
+        covariates: constants that distinguish the elements of a plate.
         copies: number of copies of a factor that are used of each draw.
-        draws: joint draws of the model, see `prior_draws.joint_draws`.
+        sample_prior: joint draws of the model, see `prior_draws.prior_sampler`.
     """
 
     graph: Graph
-    assemblies: tuple[Assembly, ...]
-    designs: dict[str, Array]
+    structures: tuple[EstimatedStructure, ...]
+    covariates: Mapping[CovariateKey, Array]
     copies: int
-    draws: Draws
+    sample_prior: PriorSampler
 
     @property
     def examples_per_draw(self) -> int:
@@ -85,28 +94,28 @@ class Simulator:
     def chunk_size(self) -> int:
         """Number of draws simulated at a time."""
         draw_bytes = _bytes(self._shapes[0]) + _bytes(self._shapes[1])
-        draw_bytes += sum(a.guide.working_bytes for a in self.assemblies if a.guide is not None)
+        draw_bytes += sum(s.knowledge.working_bytes for s in self.structures)
         return at_once(draw_bytes)
 
     @cached_property
     def _shapes(self) -> tuple[Any, Any]:
-        """Shapes of the values and of the examples of a chunk of draws."""
+        """Shapes of a chunk of draws and of its examples."""
         # Of the usual chunk size, so that the traces made here are used again.
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), CHUNK))
-        values, _ = jax.eval_shape(self.draws, keys)
+        draws = jax.eval_shape(self.sample_prior, keys)
         choice = self._choose_copies(np.random.default_rng(0), CHUNK)
-        return values, jax.eval_shape(self._gather, choice, values)
+        return draws, jax.eval_shape(self._gather, choice, draws)
 
     @property
     def _num_copies(self) -> list[int]:
-        return [int(np.prod(assembly.copies)) for assembly in self.assemblies]
+        return [structure.copies.number for structure in self.structures]
 
     @cached_property
-    def _gather(self) -> Callable[["_CopyChoice", dict[str, Array]], Examples]:
+    def _gather(self) -> Callable[["_CopyChoice", JointDraws], Examples]:
         return CompiledFunction(jax.vmap(self._examples_of_draw), FAST_COMPILE)
 
     def _choose_copies(self, rng: np.random.Generator, draws: int) -> "_CopyChoice":
-        """Choose copies at random, from each assembly in proportion to its number of copies."""
+        """Choose copies at random, from each factor in proportion to its number of copies."""
         size, totals = self.examples_per_draw, self._num_copies
         copies = []
         for total in totals:
@@ -120,11 +129,11 @@ class Simulator:
         orders = np.tile(np.arange(number, dtype=np.int32), (draws, 1))
         return _CopyChoice(tuple(copies), rng.permuted(orders, axis=1)[:, :size])
 
-    def _examples_of_draw(self, choice: "_CopyChoice", values: dict[str, Array]) -> Examples:
-        values = {**values, **self.designs}
+    def _examples_of_draw(self, choice: "_CopyChoice", draw: JointDraws) -> Examples:
+        scope = Scope(draw.values, self.covariates, draw.carries)
         parts = [
-            self._examples_of_copies(assembly, values, indices)
-            for assembly, indices in zip(self.assemblies, choice.copies, strict=True)
+            self._examples_of_copies(structure, scope, indices)
+            for structure, indices in zip(self.structures, choice.copies, strict=True)
         ]
         examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         if choice.subset is None:
@@ -132,17 +141,16 @@ class Simulator:
         return jax.tree.map(lambda leaf: leaf[choice.subset], examples)
 
     def _examples_of_copies(
-        self, assembly: Assembly, values: dict[str, Array], flat_indices: Any
+        self, structure: EstimatedStructure, scope: Scope, flat_indices: Any
     ) -> Examples:
-        def example(*index: Array) -> Examples:
-            return assembly.x(values, index), assembly.context(values, index)
-
-        if not assembly.copies:
-            return jax.tree.map(lambda leaf: leaf[None], example())
-        if flat_indices.size == np.prod(assembly.copies):
+        copies = structure.copies
+        if not copies.sizes:
+            return jax.tree.map(lambda leaf: leaf[None], structure.row(scope, ()))
+        if flat_indices.size == copies.number:
             # All copies are used. Constant indices give a faster program.
             flat_indices = jnp.arange(flat_indices.size)
-        return jax.vmap(example)(*jnp.unravel_index(flat_indices, assembly.copies))
+        index = jnp.unravel_index(flat_indices, copies.sizes)
+        return jax.vmap(lambda index: structure.row(scope, index))(index)
 
     def examples(
         self, rng_key: PRNGKeyArray, size: int, stop: Callable[[], bool]
@@ -164,9 +172,9 @@ class Simulator:
         filled = 0
         examples: Examples = None
         while filled < size and not (filled and stop()):
-            values, codes = self.draws(fresh_keys(rng, self.chunk_size, rng_key))
-            chunk = self._gather(self._choose_copies(rng, self.chunk_size), values)
-            valid = self._check_draws(np.asarray(codes), rejected)
+            draws = self.sample_prior(fresh_keys(rng, self.chunk_size, rng_key))
+            chunk = self._gather(self._choose_copies(rng, self.chunk_size), draws)
+            valid = self._check_draws(np.asarray(draws.faults), rejected)
             if examples is None:
                 examples = jax.tree.map(lambda a: np.empty((size, *a.shape[2:]), a.dtype), chunk)
             available = int(valid.sum()) * self.examples_per_draw
@@ -197,6 +205,6 @@ def _bytes(shapes: Any) -> int:
     return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def latent_names(assemblies: Sequence[Assembly]) -> str:
+def latent_names(structures: Sequence[EstimatedStructure]) -> str:
     """Names of the latents that the network of these factors draws, for display."""
-    return ", ".join(assemblies[0].factor.latents)
+    return ", ".join(structures[0].factor.latents)

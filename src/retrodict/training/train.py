@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from retrodict._xla.jit import shape_dtype
-from retrodict.estimators.conditional import Network, learns, trainable
+from retrodict.estimators.conditional import has_weights, trainable
+from retrodict.estimators.estimator import Estimator
 from retrodict.training.gradient_steps import (
     TrainingState,
     heldout_loss,
@@ -35,7 +36,7 @@ ProgressCallback: TypeAlias = Callable[[NetworkHistory, float], None]
 
 def train_network(
     rng_key: PRNGKeyArray,
-    network: Network,
+    network: Estimator,
     simulator: Simulator,
     training: Training,
     *,
@@ -43,7 +44,7 @@ def train_network(
     max_seconds: float | None = None,
     report: ProgressCallback | None = None,
     interruption: Interruption | None = None,
-) -> tuple[Network, NetworkHistory]:
+) -> tuple[Estimator, NetworkHistory]:
     """Train one network until its held-out loss no longer falls, or a limit is reached.
 
     Args:
@@ -104,7 +105,7 @@ class _TrainingRun:
 
     def __init__(
         self,
-        network: Network,
+        network: Estimator,
         training: Training,
         simulator: Simulator,
         history: NetworkHistory | None,
@@ -112,7 +113,7 @@ class _TrainingRun:
         callback: ProgressCallback | None = None,
     ) -> None:
         self.best, self.simulator, self.callback = network, simulator, callback
-        self.has_weights = learns(network)
+        self.has_weights = has_weights(network)
         if not self.has_weights:
             # Only scalings are fitted, which needs few examples.
             smaller = min(training.dataset_size, training.heldout_size)
@@ -174,8 +175,8 @@ class _TrainingRun:
         self._use(first)
         if self.is_new:
             empty = not jax.tree.leaves(self.training_set)[0].shape[0]
-            x, context = self.heldout_set if empty else self.training_set
-            self.best = self.best.fit_scalings(context, x)
+            examples = self.heldout_set if empty else self.training_set
+            self.best = self.best.fit_scalings(examples.conditions, examples.latents)
         self._restart()
 
     def evaluate_initial(self) -> None:

@@ -1,367 +1,275 @@
-"""Bits that add up in one observation, and their chances, in; what it says of a few at a time out.
+"""Bits whose weighted sum is observed with normal noise.
 
-Where bits x_d move the mean of an observation y by s_d each, the density of y given some of them is
-that of a sum of independent terms, whose characteristic function is a product:
+Where independent bits x_d shift the mean of an observation y by s_d each, the density of y given
+some of the bits is that of a sum of independent terms, with the characteristic function
 
-    φ(ω) = exp(-ω² σ² / 2) ∏_d (1 - p_d + p_d exp(i ω s_d)),   over the bits d that are not known.
+    φ(ω) = exp(−ω²σ²/2) ∏_d (1 − p_d + p_d exp(iω s_d)),   over the bits d that are not yet known.
 
-On an even grid of frequencies that is a Fourier series, which is exact for normal noise as long as
-the sum stays within the period. A few bits are looked at together, as one of all their patterns:
-what a block's patterns add to the phase is known beforehand, as the s_d are, so that densities of
-all patterns, and the characteristic function of a block, are products by constant matrices. Counted
-from the middle of what a block can add, a pattern and its opposite turn the phase the other way
-round: cosines are needed of half the patterns and their sums, sines of half and their differences.
+On an even grid of frequencies this is a Fourier series, exact for normal noise as long as the sum
+stays within one period. Bits are drawn in blocks, as one of all patterns of the block. The phases
+of a block's patterns are constants, because the s_d are, so that the densities of all patterns and
+the characteristic function of a block are products with constant matrices. Sums are measured from
+their midpoint, so that a pattern and its complement have opposite phases: cosines are needed for
+half of the patterns and their sums, sines for half and their differences.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from retrodict.estimators.heads import along_first, patterns
+from retrodict.estimators.analytic.family import Randomness, Target
+from retrodict.estimators.analytic.finite import Choice, log_prob_of_choices
+from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, Phasor
+from retrodict.estimators.heads import along_first, block_sizes, patterns
+from retrodict.estimators.scalar_bijections import Coordinate
 
-# Frequencies at the most, and where they end, in units of 1 / σ: the noise leaves exp(-3² / 2),
-# one in a hundred, of the last.
-MOST, CUT = 64, 3.0
-# How far sums reach, in standard deviations of what adds up.
-REACH = 7.0
-# What a series in single precision cannot tell from nothing, of the noise's own peak.
-BLIND = 1e-6
-# What a series so short leaves in doubt, in the same unit. Without it, what is seldom and not shown
-# would have next to no chance, and then a weight to match.
-DOUBT = 1e-4
-# Products of more multiplications than this XLA hands to Eigen, which takes two to three times as
-# long for a few dozen rows. So they are cut into parts, if they need not be many: every part has a
-# copy of what is multiplied.
-WRITTEN_DOWN, PARTS = 2**14, (1, 2, 4)
-
-
-def spans(number: int, most: int) -> tuple[int, ...]:
-    """Bits cut into blocks of no more than so many, of which none is alone if there are others."""
-    rest = number % most
-    if rest == 1 < number:
-        rest += most
-        return (most,) * ((number - rest) // most) + (rest - rest // 2, rest // 2)
-    return (most,) * (number // most) + (rest,) * (rest > 0)
+# Bits drawn at once, at most.
+BLOCK_BITS = 4
+# The rounding error of a density in single precision, relative to the peak of the noise.
+ROUNDING_FLOOR = 1e-6
+# The truncation error of the series, relative to the peak of the noise. Without this floor, rare
+# patterns that the series does not resolve would be proposed with almost no probability and get
+# correspondingly large weights.
+TRUNCATION_FLOOR = 1e-4
+# XLA inlines matrix products of fewer multiplications than this and passes larger ones to Eigen,
+# which takes two to three times as long for a few dozen rows. Products are split accordingly, into
+# one of these numbers of parts.
+INLINED_PRODUCT, PARTS = 2**14, (1, 2, 4)
 
 
-class Waves(NamedTuple):
-    """A grid of frequencies.
-
-    What is left after later blocks spreads less, so that a shorter period, and every second or
-    fourth frequency, will do for them. Frequencies are in such an order that those come first.
+class BitSumParameters(NamedTuple):
+    """Prior probabilities of the bits in sampling order, and the observation of their sum.
 
     Attributes:
-        spacing: between two frequencies, the first being zero.
-        numbers: of frequencies that show what is left after each block but the last.
-        blur: variance that is added to the noise, where so few could not show it as it is.
-        exact: whether the picture is: noise is normal, and bits are independent before it.
+        probabilities: of each bit being one.
+        residual: the observation minus its mean if every bit were one half.
+        noise: variance of the observation.
     """
 
-    spacing: float
-    numbers: tuple[int, ...]
-    blur: float
-    exact: bool
-
-    @property
-    def parts(self) -> tuple[Int[np.ndarray, " coarse"], Int[np.ndarray, " fine"]]:
-        """Of two numbers, one of each, every frequency is the sum, in units of the spacing."""
-        number = max(self.numbers, default=1)
-        low = _low(number)
-        fine = _even_first((number - 1).bit_length() - low)
-        return _even_first(low), 2**low * fine[fine < -(-number // 2**low)]
-
-    @property
-    def places(self) -> Int[np.ndarray, " waves"]:
-        """The frequencies, in units of the spacing, in their order."""
-        found: np.ndarray = np.add.outer(*self.parts).ravel()
-        return found
-
-    def period(self, number: int) -> float:
-        """Of a sum that so many of the frequencies show."""
-        return 2 * np.pi / self.spacing * number / max(self.numbers)
-
-    @property
-    def frequencies(self) -> Float[np.ndarray, " waves"]:
-        """In their order, from zero on."""
-        return self.spacing * self.places
+    probabilities: Float[Array, "bits *rows"]
+    residual: Float[Array, "*rows"]
+    noise: Float[Array, "*rows"]
 
 
-def _low(number: int) -> int:
-    """Digits of the first of the two parts of which so many frequencies are made."""
-    digits = (number - 1).bit_length()
-    return digits - digits // 2
-
-
-def _even_first(digits: int) -> Int[np.ndarray, " numbers"]:
-    """Numbers of so many binary digits, the first 2ᵏ of which are as far apart as can be."""
-    found = np.zeros(1, int)
-    for digit in reversed(range(digits)):
-        found = np.concatenate([found, found + 2**digit])
-    return found
-
-
-def fitted(
-    effects: Sequence[float],
-    spans: Sequence[int],
-    spreads: Sequence[float],
-    noise: float,
-    exact: bool,
-) -> Waves:
-    """A grid for what is left of a sum after each block of bits but the last.
-
-    A period must hold what the block's own patterns may explain as well: one that is wrong by the
-    length of a period would look right.
-
-    Args:
-        effects: of the bits in the order drawn.
-        spans: of the blocks.
-        spreads: standard deviations of what is left of the sum before each, as they usually are.
-        noise: standard deviation of the noise, where it is small.
-        exact: see `Waves`.
-    """
-    needed = [
-        min(float(np.abs(effects[start:]).sum()), REACH * spread) + REACH * noise
-        for start, spread in zip(starts_of(spans)[:-1], spreads, strict=True)
-    ]
-    if not needed:
-        return Waves(1.0, (), 0.0, exact)
-    least = min(math.ceil(CUT * needed[0] / (2 * np.pi * noise)), MOST)
-    whole = 2 ** _low(least)
-    number = -(-least // whole) * whole
-    period = max(needed[0], 2 * np.pi * number * noise / CUT)
-    shown = max(noise, CUT * period / (2 * np.pi * number))
-    widest = number & -number  # the largest power of two that divides it
-    strides = [2 ** int(math.log2(min(period / length, widest))) for length in needed]
-    numbers = tuple(number // stride for stride in strides)
-    return Waves(2 * np.pi / period, numbers, shown**2 - noise**2, exact)
-
-
-def starts_of(spans: Sequence[int]) -> tuple[int, ...]:
-    """The first bit of every block."""
-    return tuple(int(end) - span for end, span in zip(np.cumsum(spans), spans, strict=True))
-
-
-@jax.tree_util.register_static
 @dataclass(frozen=True)
-class Effects:
-    """By how much each bit moves the observation, in the order drawn: constants, and no arrays."""
+class BitSums:
+    """q(x) of bits whose weighted sum is observed with normal noise, block after block.
 
-    values: tuple[float, ...]
+    Attributes:
+        order: the bits in sampling order, by their position among the coordinates.
+        effects: how much each bit, in sampling order, shifts the observation.
+        grid: frequencies at which the remaining sum is represented.
+    """
 
+    order: tuple[int, ...]
+    effects: tuple[float, ...]
+    grid: FrequencyGrid
+    name: str = "bit sum"
+    defensive: bool = False
+    evaluations: int = 2
 
-class Turn(NamedTuple):
-    """Complex numbers, as their parts: XLA's own are worked out one by one."""
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Sizes of the blocks that are drawn at once."""
+        return block_sizes(len(self.order), BLOCK_BITS)
 
-    real: Float[Array | np.ndarray, "waves *rows"]
-    imaginary: Float[Array | np.ndarray, "waves *rows"]
+    def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
+        return len(self.blocks)
 
-    def __mul__(self, other: "Turn") -> "Turn":  # type: ignore[override]
-        return Turn(
-            self.real * other.real - self.imaginary * other.imaginary,
-            self.real * other.imaginary + self.imaginary * other.real,
+    def parameters(self, target: Target, start: Array) -> BitSumParameters:
+        """Probabilities and noise from the model's own moments, with all bits at zero."""
+        moments = target.moments(jnp.zeros_like(start))
+        residual = (moments.observed - moments.mean)[..., 0] - 0.5 * sum(self.effects)
+        probabilities = moments.prior_mean[..., np.array(self.order)]
+        # Values whose squares overflow would leave NaN in all patterns.
+        residual = jnp.clip(jnp.nan_to_num(residual), -1e15, 1e15)
+        return BitSumParameters(
+            jnp.nan_to_num(probabilities), residual, jnp.maximum(moments.variance[..., 0], 1e-12)
         )
 
-    def first(self, number: int) -> "Turn":
-        """So many of them."""
-        return Turn(self.real[:number], self.imaginary[:number])
+    def sample(  # noqa: D102
+        self, parameters: BitSumParameters, randomness: Randomness, c: Coordinate[Array]
+    ) -> tuple[Array, Array]:
+        def choose(block: int, weights: Array) -> Choice:
+            return Choice.sample(weights, randomness.uniform[block])
+
+        bits, log_q = self._visit_blocks(parameters, choose)
+        return bits[np.argsort(self.order)], log_q
+
+    def log_prob(self, parameters: BitSumParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
+        places = np.split(np.array(self.order), np.cumsum(self.blocks)[:-1])
+
+        def choose(block: int, weights: Array) -> Choice:
+            return Choice.of(weights, one_hot_pattern(row[places[block]]))
+
+        return self._visit_blocks(parameters, choose)[1]
+
+    def _visit_blocks(
+        self, parameters: BitSumParameters, choose: Callable[[int, Array], Choice]
+    ) -> tuple[Array, Array]:
+        """Choose the bits of every block given those before; returns them and their log q."""
+        blocks = make_blocks(self.grid, self.effects, self.blocks, parameters)
+        remaining, bits, choices = parameters.residual, [], []
+        for number, block in enumerate(blocks):
+            weights = pattern_weights(self.grid, block, remaining, parameters.noise)
+            choices.append(choose(number, weights))
+            chosen, remaining = block.subtract(remaining, choices[-1].one_hot)
+            bits.append(chosen)
+        return jnp.concatenate(bits), log_prob_of_choices(choices)
 
 
-class Block(NamedTuple):
-    """A few bits that are drawn together, and what comes after them.
+class BitBlock(NamedTuple):
+    """Bits that are drawn together, and the sum of the bits after them.
 
     Attributes:
-        chances: of all patterns, before anything is observed.
-        sums: by how much each pattern moves the observation from the middle.
-        turns: exp(i ω sum) of the first half of the patterns; the others are their opposites.
-        rest: φ of what is not known once these bits are; none if that is noise alone.
-        mean: of what is not known, from the middle.
+        probabilities: prior probabilities of all patterns.
+        sums: how much each pattern shifts the observation, from the midpoint.
+        phases: exp(iω·sum) of the first half of the patterns; the others are their complements.
+        rest: damped characteristic function of the bits after this block; None for the last.
+        rest_mean: mean of the sum of the bits after this block, from the midpoint.
     """
 
-    chances: Float[Array, "patterns *rows"]
+    probabilities: Float[Array, "patterns *rows"]
     sums: Float[np.ndarray, " patterns"]
-    turns: Turn
-    rest: Turn | None
-    mean: Float[Array, "*rows"] | float = 0.0
+    phases: Phasor
+    rest: Phasor | None = None
+    rest_mean: Float[Array, "*rows"] | float = 0.0
 
     @property
-    def bits(self) -> int:
-        """How many."""
+    def size(self) -> int:
+        """The number of bits."""
         return self.sums.size.bit_length() - 1
 
-    def shown(self, wave: Turn) -> Float[Array, "patterns *rows"]:
-        """The real part of the sum of wave · exp(i ω sum), for every pattern."""
-        cosines, sines = (part.T for part in self.turns.first(wave.real.shape[0]))
-        even, odd = jnp.matmul(cosines, wave.real), jnp.matmul(sines, wave.imaginary)
+    def real_part(self, series: Phasor) -> Float[Array, "patterns *rows"]:
+        """Re Σ_ω series(ω)·exp(iω·sum) for every pattern."""
+        cosines, sines = (part.T for part in self.phases.first(series.real.shape[0]))
+        even, odd = jnp.matmul(cosines, series.real), jnp.matmul(sines, series.imaginary)
         return jnp.concatenate([even - odd, (even + odd)[::-1]])
 
+    def subtract(
+        self, remaining: Float[Array, "*rows"], one_hot: Float[Array, "patterns *rows"]
+    ) -> tuple[Float[Array, "bits *rows"], Float[Array, "*rows"]]:
+        """The bits of a chosen pattern, and the observation that remains to be explained."""
+        table = np.concatenate([patterns(self.size).T, self.sums[None]]).astype(one_hot.dtype)
+        *bits, shift = jnp.matmul(table, one_hot)
+        return jnp.stack(bits), remaining - shift
 
-def blocks_of(
-    waves: Waves,
-    effects: Effects,
-    spans: Sequence[int],
-    chances: Float[Array, "bits *rows"],
-    noise: Float[Array, "*rows"],
-) -> tuple[Block, ...]:
-    """The blocks in the order drawn, each with all that is after it."""
-    found: list[Block] = []
-    spectra: list[Turn] = []
-    for span, run in groupby(spans):
-        number, start = len(list(run)), sum(block.bits for block in found)
-        # blocks of one size are looked at together: XLA would share them out among threads
-        own = slice(start, start + number * span)
-        sums = np.array(effects.values[own]).reshape(number, span) @ (patterns(span).T - 0.5)
-        angles = waves.frequencies[:, None] * sums[:, None, : 2**span // 2]
-        turns = Turn(*(wave(angles).astype(chances.dtype) for wave in (np.cos, np.sin)))
-        bits = chances[own].reshape(number, span, *chances.shape[1:])
-        known = zip(bits, sums.astype(chances.dtype), *turns, strict=True)
-        # each by itself: XLA would work out those of all for each
-        found += [Block(_chances(p[None])[0], s, Turn(*turn), None) for p, s, *turn in known]
-        later = int(start == 0)  # nothing is before the first
-        seen = _seen(Turn(*(part[later:] for part in turns)), _chances(bits[later:]))
-        spectra += [Turn(*parts) for parts in zip(*seen, strict=True)]
-    rest: Turn | None = None
-    means = _means(effects, spans, chances)
-    # all but the last have something after them, and what is before sees that of all
-    for place in reversed(range(len(waves.numbers))):
+
+def make_blocks(
+    grid: FrequencyGrid,
+    effects: Sequence[float],
+    sizes: Sequence[int],
+    parameters: BitSumParameters,
+) -> tuple[BitBlock, ...]:
+    """The blocks in sampling order, each with the characteristic function of the bits after it."""
+    probabilities = parameters.probabilities
+    blocks: list[BitBlock] = []
+    spectra: list[Phasor] = []
+    for size, run in groupby(sizes):
+        number, start = len(list(run)), sum(block.size for block in blocks)
+        # Blocks of one size are computed together: XLA would distribute them over threads.
+        here = slice(start, start + number * size)
+        sums = np.array(effects[here]).reshape(number, size) @ (patterns(size).T - 0.5)
+        angles = grid.frequencies[:, None] * sums[:, None, : 2**size // 2]
+        phases = Phasor(*(wave(angles).astype(probabilities.dtype) for wave in (np.cos, np.sin)))
+        bits = probabilities[here].reshape(number, size, *probabilities.shape[1:])
+        constants = zip(bits, sums.astype(probabilities.dtype), *phases, strict=True)
+        # Each block by itself: XLA would recompute those of all blocks for each.
+        blocks += [
+            BitBlock(_pattern_probabilities(p[None])[0], s, Phasor(*phase))
+            for p, s, *phase in constants
+        ]
+        first = int(start == 0)  # No block needs the characteristic function of the first.
+        spectrum = _characteristic(
+            Phasor(*(part[first:] for part in phases)), _pattern_probabilities(bits[first:])
+        )
+        spectra += [Phasor(*parts) for parts in zip(*spectrum, strict=True)]
+    rest: Phasor | None = None
+    means = _rest_means(effects, sizes, probabilities)
+    for place in reversed(range(len(grid.numbers))):
         rest = spectra[place] if rest is None else spectra[place] * rest
-        shown = _damped(waves, rest.first(waves.numbers[place]), noise)
-        found[place] = found[place]._replace(rest=shown, mean=means[place])
-    return tuple(found)
+        damped = grid.damped(rest.first(grid.numbers[place]), parameters.noise)
+        blocks[place] = blocks[place]._replace(rest=damped, rest_mean=means[place])
+    return tuple(blocks)
 
 
-def _means(
-    effects: Effects, spans: Sequence[int], chances: Float[Array, "bits *rows"]
+def pattern_weights(
+    grid: FrequencyGrid, block: BitBlock, remaining: Float[Array, "*rows"], noise: Array
+) -> Float[Array, "patterns *rows"]:
+    """Each pattern's prior probability times the density of the observation, up to a constant."""
+    sums = along_first(block.sums, block.probabilities)
+    if block.rest is None:
+        standard = jnp.clip((remaining - sums) / jnp.sqrt(noise), -1e9, 1e9)
+        density = jnp.exp(0.5 * (jnp.min(standard**2, 0) - standard**2))
+        return block.probabilities * (density + ROUNDING_FLOOR)
+    number = block.rest.real.shape[0]
+    density = block.real_part(block.rest * grid.phase(-remaining, number))
+    # Aliasing: keep the alias nearest to the prior mean.
+    offset = remaining - block.rest_mean - sums
+    nearest = jnp.abs(offset) <= grid.period(number) / 2
+    density = jnp.where(nearest, jnp.maximum(density, 0), 0)
+    return block.probabilities * (density + TRUNCATION_FLOOR)
+
+
+def one_hot_pattern(bits: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
+    """One for the pattern of some bits, zero for all others."""
+    number = bits.shape[0]
+    place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
+    one_hot: Array = jnp.equal(along_first(np.arange(2**number), bits), place)
+    return one_hot.astype(bits.dtype)
+
+
+def _rest_means(
+    effects: Sequence[float], sizes: Sequence[int], probabilities: Float[Array, "bits *rows"]
 ) -> Float[Array, "blocks *rows"]:
-    """Of what bits after each block add, from the middle."""
-    later = np.greater_equal.outer(np.arange(len(effects.values)), np.cumsum(spans)).T
-    return jnp.tensordot((later * effects.values).astype(chances.dtype), chances - 0.5, 1)
+    """Means of the sums of the bits after each block, from their midpoint."""
+    after = np.greater_equal.outer(np.arange(len(effects)), np.cumsum(sizes)).T
+    return jnp.tensordot((after * effects).astype(probabilities.dtype), probabilities - 0.5, 1)
 
 
-def _seen(turns: Turn, weights: Float[Array, "blocks patterns *rows"]) -> Turn:
-    """The weighted sum of exp(i ω sum) over the patterns of each block."""
-    half = turns.real.shape[-1]
-    first, opposite = weights[:, :half], weights[:, : half - 1 : -1]
-    return Turn(
-        _products(np.asarray(turns.real), first + opposite),
-        _products(np.asarray(turns.imaginary), first - opposite),
+def _characteristic(phases: Phasor, weights: Float[Array, "blocks patterns *rows"]) -> Phasor:
+    """Σ weight · exp(iω·sum) over the patterns of each block."""
+    half = phases.real.shape[-1]
+    first, complement = weights[:, :half], weights[:, : half - 1 : -1]
+    return Phasor(
+        _split_product(np.asarray(phases.real), first + complement),
+        _split_product(np.asarray(phases.imaginary), first - complement),
     )
 
 
-def _products(
-    waves: Float[np.ndarray, "blocks waves patterns"],
+def _split_product(
+    waves: Float[np.ndarray, "blocks frequencies patterns"],
     weights: Float[Array, "blocks patterns *rows"],
-) -> Float[Array, "blocks waves *rows"]:
-    """A product for each block, in parts that XLA writes down itself."""
+) -> Float[Array, "blocks frequencies *rows"]:
+    """A matrix product for each block, in parts small enough for XLA to inline."""
     blocks, number, patterns = waves.shape
-    each = number * patterns * math.prod(weights.shape[2:])
-    parts = next((n for n in PARTS if number % n == 0 and each <= n * WRITTEN_DOWN), 1)
-    found = jnp.einsum(
+    multiplications = number * patterns * math.prod(weights.shape[2:])
+    small = (n for n in PARTS if number % n == 0 and multiplications <= n * INLINED_PRODUCT)
+    parts = next(small, 1)
+    result = jnp.einsum(
         "bcwp,bcp...->bcw...",
         waves.reshape(blocks, parts, number // parts, patterns),
         jnp.broadcast_to(weights[:, None], (blocks, parts, *weights.shape[1:])),
     )
-    return found.reshape(blocks, number, *weights.shape[2:])
+    return result.reshape(blocks, number, *weights.shape[2:])
 
 
-def start(
-    effects: Effects, residual: Float[Array, "*rows"], chances: Float[Array, "bits *rows"]
-) -> Float[Array, "*rows"]:
-    """What of the observation is left to explain while no bit is known.
-
-    That is the observation less its mean if bits that are not known were half set; `residual` is
-    the observation less its mean.
-    """
-    return residual + jnp.matmul(np.array(effects.values, chances.dtype), chances - 0.5)
-
-
-def _phase(waves: Waves, at: Float[Array, "*rows"], number: int) -> Turn:
-    """exp(i ω at) of so many frequencies, by parts: sines are dear, products are not."""
-    coarse, fine = waves.parts
-    coarse = coarse[: -(-number // fine.size)]
-    places = along_first(np.concatenate([coarse, fine]), at[None])
-    circle = _circle(jnp.multiply(places, at * (waves.spacing / (2 * np.pi))))
-    # a product by one keeps them from being worked out again wherever they are used
-    one = np.eye(places.shape[0], dtype=at.dtype)
-    parts = [jnp.split(jnp.tensordot(one, part, 1), [coarse.size]) for part in circle]
-    both = Turn(*(p[:, None] for p, _ in parts)) * Turn(*(p[None] for _, p in parts))
-    return Turn(*(part.reshape(-1, *at.shape) for part in both)).first(number)
-
-
-def _circle(turns: Float[Array, "*rows"]) -> Turn:
-    """exp(2π i turns): XLA's own sine, which takes any angle, takes eight times as long."""
-    # of a quarter of what is left of a turn, at most π / 4, few terms of the series are needed
-    quarter = (turns - jnp.round(turns)) * (np.pi / 2)
-    square = quarter**2
-    sine = quarter * (1 - square / 6 * (1 - square / 20 * (1 - square / 42)))
-    cosine = 1 - square / 2 * (1 - square / 12 * (1 - square / 30 * (1 - square / 56)))
-    for _ in range(2):
-        sine, cosine = 2 * sine * cosine, 1 - 2 * sine**2
-    return Turn(cosine, sine)
-
-
-def chances_of(
-    waves: Waves, block: Block, left: Float[Array, "*rows"], noise: Float[Array, "*rows"]
-) -> Float[Array, "patterns *rows"]:
-    """Each pattern's chance times the density of what is left, up to a constant."""
-    if block.rest is None:
-        sums = along_first(block.sums, block.chances)
-        gap = jnp.clip((left - sums) / jnp.sqrt(noise), -1e9, 1e9)
-        density = jnp.exp(0.5 * (jnp.min(gap**2, 0) - gap**2))
-        return block.chances * (density + BLIND)
-    number = block.rest.real.shape[0]
-    density = block.shown(block.rest * _phase(waves, -left, number))
-    # what is a whole period off looks right as well: of the two, the nearer to what is expected is
-    off = left - block.mean - along_first(block.sums, block.chances)
-    near = jnp.abs(off) <= waves.period(number) / 2
-    return block.chances * (jnp.where(near, jnp.maximum(density, 0), 0) + DOUBT)
-
-
-def learn(
-    block: Block, left: Float[Array, "*rows"], chosen: Float[Array, "patterns *rows"]
-) -> tuple[Float[Array, "bits *rows"], Float[Array, "*rows"]]:
-    """A block's bits, and what is left once they are known.
-
-    `chosen` is one for the pattern at hand, and zero for all others.
-    """
-    told = np.concatenate([patterns(block.bits).T, block.sums[None]]).astype(chosen.dtype)
-    *bits, moved = jnp.matmul(told, chosen)
-    return jnp.stack(bits), left - moved
-
-
-def chosen_by(bits: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
-    """What `learn` asks for, of bits that are known."""
-    number = bits.shape[0]
-    place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
-    chosen: Array = jnp.equal(along_first(np.arange(2**number), bits), place)
-    return chosen.astype(bits.dtype)
-
-
-def _damped(waves: Waves, spectrum: Turn, noise: Array) -> Turn:
-    """What noise leaves of each frequency; densities then have the noise's own peak at one."""
-    places = waves.places[: spectrum.real.shape[0]]
-    squares = along_first((waves.spacing * places).astype(noise.dtype) ** 2, noise[None])
-    left = jnp.exp(-0.5 * squares * (noise + waves.blur))
-    # all but the first frequency stand for a negative one as well
-    left = left * along_first(np.where(places > 0, 2.0, 1.0), left)
-    left = left / jnp.sum(left, 0)
-    return Turn(spectrum.real * left, spectrum.imaginary * left)
-
-
-def _chances(p: Float[Array, "blocks bits *rows"]) -> Float[Array, "blocks patterns *rows"]:
-    """Of every pattern of independent bits, the last changing first."""
+def _pattern_probabilities(
+    p: Float[Array, "blocks bits *rows"],
+) -> Float[Array, "blocks patterns *rows"]:
+    """Probabilities of all patterns of independent bits, the last bit changing fastest."""
     number = p.shape[1]
     if number == 1:
-        set_to = np.arange(2.0).reshape(2, *(1,) * (p.ndim - 2)).astype(p.dtype)
-        # a choice between the two would not be worked out in vectors
-        either: Array = (1 - set_to) + (2 * set_to - 1) * p
+        value = np.arange(2.0).reshape(2, *(1,) * (p.ndim - 2)).astype(p.dtype)
+        # Arithmetic vectorises where a select would not.
+        either: Array = (1 - value) + (2 * value - 1) * p
         return either
-    # by halves it takes few operations, and what takes many XLA would share out among threads
-    first, second = (_chances(half) for half in jnp.split(p, [number // 2], 1))
+    # Halving takes few operations; XLA would distribute many over threads.
+    first, second = (_pattern_probabilities(half) for half in jnp.split(p, [number // 2], 1))
     return (first[:, :, None] * second[:, None]).reshape(p.shape[0], 2**number, *p.shape[2:])

@@ -1,9 +1,9 @@
-"""Slopes of a log density in; gamma and beta numbers, or what is nearly so, out.
+"""Gamma and beta conditionals, sampled through approximations of fixed cost.
 
-To draw from a gamma takes tries without number, and their density is not known beforehand. The
-families here draw from likenesses that take one go, have densities in closed form, and tails as
-heavy. The weights correct what is left between the two: half a percent of draws at the worst for a
-gamma, two for a beta.
+Exact gamma samplers are rejection samplers with an unbounded number of iterations. The families
+here sample from approximations that need one iteration, have a density in closed form and tails as
+heavy as the exact ones. The importance weights correct the difference, at a cost of at most half a
+percent of the draws for a gamma and two percent for a beta.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict.estimators.analytic.families import Chance, Target, scores_of
+from retrodict.estimators.analytic.family import Randomness, Target
 from retrodict.estimators.scalar_bijections import (
     ABOVE,
     BETWEEN,
@@ -30,37 +30,37 @@ class GammaParameters(NamedTuple):
     log_rate: Float[Array, "*rows"]
 
 
-# Below this shape one likeness is nearer, above it the other: both are within 0.4 % there, in the
-# share of draws that are effective.
-LIKE_NORMAL = 2.0
-# How far from a place to look the two are at which slopes are taken.
-APART = 1e4
+# Below this shape one approximation is closer, above it the other; here both lose 0.4 % of the
+# effective draws.
+CUBE_FROM_SHAPE = 2.0
+# Factor between the typical value and the two points at which gradients are taken.
+POINT_RATIO = 1e4
 
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma(x | a, b), or with `inverse` that of 1/x: x · slope is a line in x, or in 1/x.
+    """Gamma(x | a, b), or that of 1/x if `inverse`: x·∇log γ is linear in x, or in 1/x.
 
-    For a < 2, the likeness is x = -log(1 - U^{1/a}) / λ, with the density
-    a λ (1 - e^{-λx})^{a-1} e^{-λx} (Kundu & Gupta 2007); from there on the cube of a normal number,
-    from which Marsaglia & Tsang (2000) keep nearly all.
+    For a < 2, the approximation is x = -log(1 - U^{1/a}) / λ, with the density
+    a λ (1 - e^{-λx})^{a-1} e^{-λx} (Kundu & Gupta 2007); above, the cube of a normal
+    variable, the proposal of which Marsaglia & Tsang (2000) accept nearly all draws.
     """
 
     inverse: bool = False
     evaluations: int = 4
-    wide: bool = True
+    defensive: bool = True
 
     @property
     def name(self) -> str:  # noqa: D102
         return "inverse gamma" if self.inverse else "gamma"
 
-    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+    def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return coordinates
 
     def parameters(self, target: Target, start: Array) -> GammaParameters:
-        """From the slopes at two places: of w = ±log x, that of the log density is a - b e^w."""
-        score, sign = scores_of(target), -1.0 if self.inverse else 1.0
-        places = (start / APART, start * APART)
+        """From gradients at two points: in w = ±log x, ∇log γ = a − b e^w."""
+        score, sign = target.score, -1.0 if self.inverse else 1.0
+        places = (start / POINT_RATIO, start * POINT_RATIO)
         few, many = places if sign > 0 else places[::-1]  # of e^w
         low, high = (sign * (x * score(x) + 1)[..., 0] for x in (few, many))
         near, far = (x[..., 0] ** sign for x in (few, many))
@@ -70,62 +70,62 @@ class Gamma:
         rate = jnp.where(sound, rate, start[..., 0] ** -sign)
         return GammaParameters(jnp.where(sound, shape, 1.0), jnp.log(rate))
 
-    def draw(  # noqa: D102
-        self, parameters: GammaParameters, chance: Chance, c: Coordinate[Array]
+    def sample(  # noqa: D102
+        self, parameters: GammaParameters, randomness: Randomness, c: Coordinate[Array]
     ) -> tuple[Array, Array]:
-        w = _like_gamma(parameters.shape, chance) - parameters.log_rate
-        row = constrain(-w if self.inverse else w, _first(c), (ABOVE,))[None]
+        w = _approximate_gamma(parameters.shape, randomness) - parameters.log_rate
+        row = constrain(-w if self.inverse else w, _single(c), (ABOVE,))[None]
         return row, self.log_prob(parameters, row, c)
 
     def log_prob(self, parameters: GammaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        z, log_slope = unconstrain(row[0], _first(c), (ABOVE,))
+        z, log_slope = unconstrain(row[0], _single(c), (ABOVE,))
         w = -z if self.inverse else z
-        return _log_like_gamma(parameters.shape, w + parameters.log_rate) - log_slope
+        return _log_approximate_gamma(parameters.shape, w + parameters.log_rate) - log_slope
 
 
-def _like_gamma(a: Array, chance: Chance) -> Array:
-    """The logarithm of about a gamma number of shape a and rate one."""
-    small = jnp.minimum(a, LIKE_NORMAL)
-    power = jnp.log(chance.uniform[0]) / small
+def _approximate_gamma(a: Array, randomness: Randomness) -> Array:
+    """The logarithm of an approximate gamma variable of shape a and rate one."""
+    small = jnp.minimum(a, CUBE_FROM_SHAPE)
+    power = jnp.log(randomness.uniform[0]) / small
     one_tail = jnp.log(-jnp.log1p(-jnp.exp(power)))
     one_tail = jnp.where(power < -10, power, one_tail) + jnp.log(_tail(small))
-    d = _cubed(a)
-    cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + chance.normal[0] / (3 * jnp.sqrt(d))))
-    return jnp.where(a < LIKE_NORMAL, one_tail, cube)
+    d = _cube_scale(a)
+    cube = jnp.log(d) + 3 * jnp.log(jnp.abs(1 + randomness.normal[0] / (3 * jnp.sqrt(d))))
+    return jnp.where(a < CUBE_FROM_SHAPE, one_tail, cube)
 
 
-def _log_like_gamma(a: Array, w: Array) -> Array:
-    """Log density of that logarithm."""
-    return jnp.where(a < LIKE_NORMAL, _log_one_tail(a, w), _log_cube(a, w))
+def _log_approximate_gamma(a: Array, w: Array) -> Array:
+    """The log density of that logarithm."""
+    return jnp.where(a < CUBE_FROM_SHAPE, _log_one_tail(a, w), _log_cube(a, w))
 
 
 def _tail(a: Array) -> Array:
-    """1 / λ, for about the least variance of the weights (found by quadrature)."""
+    """1/λ that nearly minimises the variance of the weights (found by quadrature)."""
     return 0.69 + 0.31 * a
 
 
-def _cubed(a: Array) -> Array:
-    """d, with d (1 + n / 3√d)³ about a gamma number of shape a if n is a normal one."""
-    return jnp.maximum(a, LIKE_NORMAL) - 1 / 3
+def _cube_scale(a: Array) -> Array:
+    """d such that d (1 + n/3√d)³ with n standard normal is nearly gamma of shape a."""
+    return jnp.maximum(a, CUBE_FROM_SHAPE) - 1 / 3
 
 
 def _log_one_tail(a: Array, log_x: Array) -> Array:
-    small = jnp.minimum(a, LIKE_NORMAL)
+    small = jnp.minimum(a, CUBE_FROM_SHAPE)
     tail = _tail(small)
     log_y = log_x - jnp.log(tail)
     y = jnp.exp(jnp.minimum(log_y, 80.0))
-    # log (1 - exp(-y)), of which nothing is left by rounding where y is small
+    # log(1 − exp(−y)) without cancellation for small y.
     rest = jnp.where(y < 0.01, log_y - y / 2, jnp.log(1 - jnp.exp(-jnp.maximum(y, 0.01))))
     return jnp.log(small) + (small - 1) * rest - y + log_y
 
 
 def _log_cube(a: Array, log_x: Array) -> Array:
-    d = _cubed(a)
+    d = _cube_scale(a)
     log_d = jnp.log(d)
     log_root = (jnp.minimum(log_x, 80.0) - log_d) / 3
     root = jnp.exp(log_root)
     n = jnp.clip(3 * jnp.sqrt(d) * (root - 1), -1e9, 1e9)
-    # a number and its mirror image lead to the same cube
+    # A root and its mirror image have the same cube.
     mirrored = jnp.log(1 + jnp.exp(-18 * d * root))
     density: Array = mirrored - 0.5 * n**2 + log_root + 0.5 * log_d - 0.5 * np.log(2 * np.pi)
     return density
@@ -138,74 +138,74 @@ class BetaParameters(NamedTuple):
     b: Float[Array, "*rows"]
 
 
-# Shapes that are at least so large, and differ by less than such a factor, make the logit about
-# normal; elsewhere the likeness of a gamma is nearer.
+# The logit is nearly normal if both shapes are larger than this and differ by less than this
+# factor; elsewhere the gamma approximation is closer.
 LOGIT_NORMAL, LOGIT_RATIO = 3.0, 3.0
-# How far from the ends the two places are at which slopes are taken.
-FROM_ENDS = 1e-3
+# Distance from the bounds of the two points at which gradients are taken.
+FROM_BOUNDS = 1e-3
 
 
 @dataclass(frozen=True)
 class Beta:
-    """Beta(x | a, b), 0 < x < 1: x (1 - x) · slope is the line a - 1 - (a + b - 2) x.
+    """Beta(x | a, b), 0 < x < 1: x (1 − x) ∇log γ = a − 1 − (a + b − 2) x.
 
-    Where a ≤ b, -log(1 - x) is about a gamma number of shape a and rate b + (a - 1) / 2, exactly so
-    for a = 1; where b < a, -log x is. The weights correct what is left.
+    For a ≤ b, −log(1 − x) is nearly gamma of shape a and rate b + (a − 1)/2, exactly so for a = 1;
+    for b < a, −log x is.
     """
 
     name: str = "beta"
     evaluations: int = 4
-    wide: bool = True
+    defensive: bool = True
 
-    def uniforms(self, coordinates: int) -> int:  # noqa: D102
+    def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return coordinates
 
     def parameters(self, target: Target, start: Array) -> BetaParameters:
-        """From the slopes near both ends."""
-        score = scores_of(target)
-        near, far = jnp.full_like(start, FROM_ENDS), jnp.full_like(start, 1 - FROM_ENDS)
+        """From gradients near both bounds."""
+        score = target.score
+        near, far = jnp.full_like(start, FROM_BOUNDS), jnp.full_like(start, 1 - FROM_BOUNDS)
         low, high = ((x * (1 - x) * score(x))[..., 0] for x in (near, far))
-        slope = (high - low) / (1 - 2 * FROM_ENDS)
-        a, b = low - slope * FROM_ENDS + 1, -(high + slope * FROM_ENDS) + 1
+        slope = (high - low) / (1 - 2 * FROM_BOUNDS)
+        a, b = low - slope * FROM_BOUNDS + 1, -(high + slope * FROM_BOUNDS) + 1
         sound = (a > 0) & (b > 0) & jnp.isfinite(a) & jnp.isfinite(b)
         return BetaParameters(jnp.where(sound, a, 1.0), jnp.where(sound, b, 1.0))
 
-    def draw(  # noqa: D102
-        self, parameters: BetaParameters, chance: Chance, c: Coordinate[Array]
+    def sample(  # noqa: D102
+        self, parameters: BetaParameters, randomness: Randomness, c: Coordinate[Array]
     ) -> tuple[Array, Array]:
-        small, rate = _smaller(parameters)
-        w = _like_gamma(small, chance) - jnp.log(rate)
+        small, rate = _smaller_shape(parameters)
+        w = _approximate_gamma(small, randomness) - jnp.log(rate)
         y = jnp.exp(jnp.minimum(w, 80.0))
-        # log(e^y - 1), of which nothing is left by rounding where y is small
+        # log(e^y − 1) without cancellation for small y.
         z = jnp.where(y < 0.01, w + y / 2, y + jnp.log(1 - jnp.exp(-jnp.maximum(y, 0.01))))
         z = jnp.where(parameters.a <= parameters.b, z, -z)
         centre, scale = _logit(parameters)
-        z = jnp.where(_is_balanced(parameters), centre + scale * chance.normal[0], z)
-        row = constrain(z, _first(c), (BETWEEN,))[None]
+        z = jnp.where(_is_balanced(parameters), centre + scale * randomness.normal[0], z)
+        row = constrain(z, _single(c), (BETWEEN,))[None]
         return row, self.log_prob(parameters, row, c)
 
     def log_prob(self, parameters: BetaParameters, row: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        z, log_slope = unconstrain(row[0], _first(c), (BETWEEN,))
-        small, rate = _smaller(parameters)
+        z, log_slope = unconstrain(row[0], _single(c), (BETWEEN,))
+        small, rate = _smaller_shape(parameters)
         turned = jnp.where(parameters.a <= parameters.b, z, -z)
         y = jnp.maximum(turned, 0) + jnp.log1p(jnp.exp(-jnp.abs(turned)))
         w = jnp.where(turned < -10, turned, jnp.log(y))
-        skewed = _log_like_gamma(small, w + jnp.log(rate)) + turned - y - w
+        skewed = _log_approximate_gamma(small, w + jnp.log(rate)) + turned - y - w
         centre, scale = _logit(parameters)
         gap = jnp.clip((z - centre) / scale, -1e9, 1e9)
         normal = -0.5 * gap**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi)
         return jnp.where(_is_balanced(parameters), normal, skewed) - log_slope
 
 
-def _smaller(parameters: BetaParameters) -> tuple[Array, Array]:
-    """The smaller shape, and the rate of the gamma that goes with it."""
+def _smaller_shape(parameters: BetaParameters) -> tuple[Array, Array]:
+    """The smaller shape, and the rate of the corresponding gamma."""
     small, large = jnp.minimum(*parameters), jnp.maximum(*parameters)
-    # where both are small, the tail is the larger's own
+    # If both are small, the tail is that of the larger.
     return small, jnp.maximum(large + (small - 1) / 2, large * _tail(jnp.minimum(small, 1.0)))
 
 
 def _logit(parameters: BetaParameters) -> tuple[Array, Array]:
-    """Mean and standard deviation of the logit, of shapes that are not small."""
+    """Mean and standard deviation of the logit for shapes that are not small."""
     a, b = (jnp.maximum(shape, 1.0) - 0.5 for shape in parameters)
     return jnp.log(a / b), jnp.sqrt(1 / a + 1 / b)
 
@@ -215,5 +215,5 @@ def _is_balanced(parameters: BetaParameters) -> Array:
     return (small > LOGIT_NORMAL) & (large < LOGIT_RATIO * small)
 
 
-def _first(c: Coordinate[Array]) -> Coordinate[Array]:
+def _single(c: Coordinate[Array]) -> Coordinate[Array]:
     return Coordinate(*(column[0] for column in c))

@@ -19,21 +19,21 @@ class _Generation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FinishedLatents:
-    """The finished latents of all generations so far, the oldest generation first."""
+class LatentArchive:
+    """The archived latents of all generations so far, the oldest generation first."""
 
     generations: tuple[_Generation, ...] = ()
 
     def add(
         self, latents: dict[str, Array], ancestors: Int[Array, " particles"]
-    ) -> "FinishedLatents":
+    ) -> "LatentArchive":
         """Record a resampling, and latents as they were before it."""
         if not latents and not self.generations:
             return self
-        return FinishedLatents((*self.generations, _Generation(latents, ancestors)))
+        return LatentArchive((*self.generations, _Generation(latents, ancestors)))
 
     def values(self) -> dict[str, Array]:
-        """The value of every finished latent for each particle of the last generation."""
+        """The value of every archived latent for each particle of the last generation."""
         values: dict[str, Array] = {}
         lineage: Array | None = None
         for generation in reversed(self.generations):

@@ -1,0 +1,291 @@
+"""The part of a model that one factor takes part in, evaluated copy by copy.
+
+A factor's latents enter the densities of their own sites and of their children. Where a child and
+all of its other parents are known when the factor is drawn, its density can be evaluated then; if
+that holds for every child, the factor's conditional is known up to a constant.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from retrodict.estimators.analytic.family import ConditionalMoments, Target
+from retrodict.estimators.coordinates import coordinate_table
+from retrodict.graph.graph import Edge, Graph, Site
+from retrodict.graph.index_relations import Link, Table, Window
+from retrodict.graph.moments import NO_INFORMATION
+from retrodict.graph.program import Evaluation, Expect
+from retrodict.inverse.factors import Factor
+from retrodict.proposal.context_views import Group, InputName, Members, membership
+from retrodict.proposal.copies import Copies
+from retrodict.proposal.scope import Scope, carry_at
+from retrodict.types import Values
+
+Evaluate: TypeAlias = Callable[[Values, Expect | None], Evaluation]
+
+
+class Child(NamedTuple):
+    """A site that depends on a factor's latents, with all of its other parents known.
+
+    Attributes:
+        name: of the site.
+        axes: of its array (of one step in time), those that the factor's plates run along.
+        scalar: whether it has one density per entry.
+        members: where a constant index assigns its elements to copies, the elements of each copy.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    scalar: bool
+    members: Members | None = None
+
+
+@dataclass(frozen=True)
+class FactorModel:
+    """Evaluates the model's distributions that a factor's latents take part in.
+
+    Attributes:
+        graph: the model's.
+        copies: of the factor.
+        scan: the scan along which the factor is drawn, if any.
+        children: the known children that are considered.
+    """
+
+    graph: Graph
+    copies: Copies
+    scan: int | None
+    children: tuple[Child, ...] = ()
+
+    @property
+    def factor(self) -> Factor:
+        """The factor."""
+        return self.copies.factor
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """The sites whose distributions are evaluated: a run of the model ends with the last."""
+        return (*self.factor.latents, *(child.name for child in self.children))
+
+    @property
+    def parents(self) -> frozenset[str]:
+        """The sites on whose values these distributions depend."""
+        return frozenset(parent for name in self.evaluated for parent in self.graph.parents(name))
+
+    @property
+    def child_sizes(self) -> list[int]:
+        """How many entries of each child belong to one copy."""
+        sizes = []
+        for child in self.children:
+            site = self.graph.sites[child.name]
+            shape = site.shape[1:] if self.scan is not None else site.shape
+            rest = int(np.prod([n for a, n in enumerate(shape) if a not in child.axes]))
+            sizes.append(rest * (1 if child.members is None else child.members.table.shape[1]))
+        return sizes
+
+    @property
+    def num_observations(self) -> int:
+        """How many entries of all children belong to one copy."""
+        return sum(self.child_sizes)
+
+    def evaluator(self, scope: Scope) -> Evaluate:
+        """A function that runs the model, or its step at hand, at given latents."""
+        program, latents = self.graph.program, self.factor.latents
+        # Sites that are not known are drawn; nothing that is used depends on them.
+        key = jax.random.key(0)
+        if self.scan is None:
+            known = {
+                n: v for n, v in scope.values.items() if n in self.graph.sites and n not in latents
+            }
+
+            def evaluate(values: Values, expect: Expect | None) -> Evaluation:
+                return program.run(key, {**known, **values}, expect=expect, only=self.evaluated)
+
+            return evaluate
+        scan, inside = self.scan, program.scan_sites[self.scan]
+        outer = {n: v for n, v in scope.values.items() if n not in inside}
+        here = {n: v for n, v in scope.step_values(inside).items() if n not in latents}
+        carry, time = carry_at(program, scan, scope), scope.time
+        assert time is not None
+
+        def evaluate_step(values: Values, expect: Expect | None) -> Evaluation:
+            known = {**here, **values}
+            return program.step(key, scan, outer, time, carry, known, expect=expect)[1]
+
+        return evaluate_step
+
+    def by_copy(self, child: Child, value: Array, fill: float = 0.0) -> Array:
+        """Entries of a child by copy; `fill` where a copy has fewer than others."""
+        moved = jnp.moveaxis(jnp.asarray(value, float), child.axes, range(len(child.axes)))
+        if child.members is not None:
+            exists = child.members.mask
+            moved = moved[child.members.table]
+            exists = exists.reshape(*exists.shape, *(1 for _ in moved.shape[2:]))
+            moved = jnp.where(exists, moved, fill)
+        return moved.reshape(*self.copies.plate_sizes, -1)
+
+    def observed(self, values: Values, fill: float = 0.0) -> Float[Array, "*copies observations"]:
+        """Entries of all children by copy."""
+        parts = [self.by_copy(child, values[child.name], fill) for child in self.children]
+        return jnp.concatenate(parts, -1)
+
+    def moments(self, evaluation: Evaluation) -> tuple[Array, Array, ConditionalMoments]:
+        """The latents' own mean and variance by copy, and the moments of the children."""
+        names = self.factor.latents
+        mean, variance = (
+            self.copies.rows({n: evaluation.moments[n][part] for n in names}) for part in range(2)
+        )
+        child_mean, child_variance = (
+            self.observed({c.name: evaluation.moments[c.name][part] for c in self.children}, fill)
+            for part, fill in enumerate((0.0, NO_INFORMATION))
+        )
+        densities = [
+            self.by_copy(child, evaluation.log_density[child.name])
+            if child.scalar
+            else jnp.zeros((*self.copies.plate_sizes, size))
+            for child, size in zip(self.children, self.child_sizes, strict=True)
+        ]
+        observed = self.observed({c.name: evaluation.values[c.name] for c in self.children})
+        density = jnp.concatenate(densities, -1)
+        moments = ConditionalMoments(mean, child_mean, child_variance, density, observed)
+        return mean, variance, moments
+
+    def target(self, scope: Scope, *, stable: bool = False) -> Target:
+        """The product of all densities that a copy's latents take part in.
+
+        Densities in their numerically `stable` form take longer to trace; derivatives do not need
+        it.
+        """
+        evaluate, lower = self.evaluator(scope), coordinate_table(self.copies.latents).lower
+
+        def at(x: Float[Array, "*copies coordinates"], expect: Expect | None) -> Evaluation:
+            return evaluate(self.copies.from_rows(x + lower), expect)
+
+        def log_density(x: Float[Array, "*copies coordinates"]) -> Float[Array, "*copies"]:
+            density = at(x, None if stable else {}).log_density
+            parts = [self.by_copy(site, density[site.name]) for site in self._density_axes]
+            return sum((jnp.sum(part, -1) for part in parts), jnp.zeros(self.copies.plate_sizes))
+
+        return Target(log_density, lambda x: self.moments(at(x, {}))[2])
+
+    @property
+    def _density_axes(self) -> list[Child]:
+        """The latents and their children, with the axes of their densities."""
+        located = []
+        own = map(partial(Child, scalar=True), self.factor.latents, self.copies.plate_axes)
+        for site in (*self.children, *own):
+            axes = self.graph.sites[site.name].axes
+            # Densities have axes of plates and time alone, and those of a step none of time.
+            if self.scan is not None:
+                axes = tuple(axis - 1 for axis in axes[1:])
+            located.append(site._replace(axes=tuple(map(axes.index, site.axes))))
+        return located
+
+    def is_closed(self) -> bool:
+        """Whether every density that the latents take part in can be evaluated."""
+        graph, factor, scan = self.graph, self.factor, self.scan
+        children = {child.name for child in self.children}
+        for name, site in graph.sites.items():
+            parents = graph.parents(name).values()
+            if name in factor.latents:
+                rest = [edge for edge in parents if edge.parent not in factor.latents]
+                if not all(parent_known(graph, factor, edge, scan) for edge in rest):
+                    return False
+                continue
+            from_latents = [edge for edge in parents if edge.parent in factor.latents]
+            # A filter draws given the past; later steps are not part of its target.
+            later = scan is not None and site.scan == scan
+            later = later and not any(map(within_step, from_latents))
+            if from_latents and name not in children and not later:
+                return False
+        return True
+
+
+def known_children(graph: Graph, factor: Factor, scan: int | None) -> tuple[Child, ...]:
+    """Sites that depend on the latents copy by copy, with all of their other parents known."""
+    children = []
+    for name, site in graph.sites.items():
+        parents = graph.parents(name)
+        from_latents = [edge for parent, edge in parents.items() if parent in factor.latents]
+        if name in factor.latents or not from_latents or (scan is not None and site.scan != scan):
+            continue
+        rest = [edge for parent, edge in parents.items() if parent not in factor.latents]
+        known = site.observed or name in factor.context
+        if not (known and all(parent_known(graph, factor, edge, scan) for edge in rest)):
+            continue
+        scalar = site.event_shape == ()
+        axes = _aligned_axes(graph, factor, site, from_latents, scan)
+        if axes is not None:
+            children.append(Child(name, axes, scalar))
+        elif (members := _members(graph, factor, site, from_latents)) is not None:
+            children.append(Child(name, members[0], scalar, members[1]))
+    return tuple(children)
+
+
+def parent_known(graph: Graph, factor: Factor, edge: Edge, scan: int | None) -> bool:
+    """Whether the parent of an edge is known when the factor is drawn."""
+    site = graph.sites[edge.parent]
+    if site.observed or site.name in factor.context:
+        return True
+    if scan is None:
+        return False
+    # Sites outside of the scan are drawn before it; earlier steps of its own are in the carry.
+    return site.scan != scan or not within_step(edge)
+
+
+def within_step(edge: Edge) -> bool:
+    """Whether the child depends on its parent in the same step of a scan."""
+    times = [relation.links[0] for relation in edge.relations]
+    return any(not isinstance(link, Window) or link.lo <= 0 <= link.hi for link in times)
+
+
+def _members(
+    graph: Graph, factor: Factor, site: Site, edges: list[Edge]
+) -> tuple[tuple[int], Members] | None:
+    """The axis of a child's array whose elements a constant index assigns to copies, and how."""
+    if len(factor.plates) != 1 or factor.time or site.time:
+        return None
+    (plate,) = factor.plates
+    tables = {
+        link
+        for edge in edges
+        for relation in edge.relations
+        for name, link in zip(graph.sites[edge.parent].plates, relation.links, strict=True)
+        if name == plate
+    }
+    if len(tables) != 1:
+        return None
+    (index,) = tables
+    if not isinstance(index, Table):
+        return None
+    matrix = membership(index.indices, graph.plates[plate])
+    return (site.axes[index.along],), Members(Group(InputName("members", plate)), 0, matrix)
+
+
+def _aligned_axes(
+    graph: Graph, factor: Factor, site: Site, edges: list[Edge], scan: int | None
+) -> tuple[int, ...] | None:
+    """The axes of a child's array along the factor's plates; None if it mixes copies."""
+    if not set(factor.plates) <= set(site.plates):
+        return None
+    first = int(site.time)
+    for edge in edges:
+        parent = graph.sites[edge.parent]
+        if scan is not None and not within_step(edge):
+            return None
+        for relation in edge.relations:
+            links = relation.links[int(parent.time) :]
+            for plate, link in zip(parent.plates, links, strict=True):
+                if plate in factor.plates and not _aligned(link, first + site.plates.index(plate)):
+                    return None
+    shift = int(scan is not None)
+    return tuple(site.axes[first + site.plates.index(plate)] - shift for plate in factor.plates)
+
+
+def _aligned(link: Link, axis: int) -> bool:
+    return isinstance(link, Window) and (link.axis, link.lo, link.hi) == (axis, 0, 0)

@@ -1,0 +1,87 @@
+"""What is known when a factor is drawn."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from retrodict.graph.element_covariates import CovariateKey
+from retrodict.graph.program import Program, carry_leaves, carry_name
+from retrodict.types import Values
+
+NOTHING: Mapping[Any, Array] = {}
+
+
+class Scope(NamedTuple):
+    """Values that a factor may look at.
+
+    Arrays of a scan's sites and carries have a leading axis of steps: of the whole series, or of
+    the one step at hand. Outside of time, `position` and `time` are None.
+
+    Attributes:
+        values: sites, observed or drawn before.
+        covariates: constants that distinguish elements of a plate or series, see
+            `retrodict.graph.element_covariates`.
+        carries: what each step of a scan takes over from the one before, by leaf.
+        position: of the step at hand along the axis of steps.
+        time: its number in the series.
+        carry: the scan's carry at this step as the model has it, where it is at hand.
+    """
+
+    values: Values
+    covariates: Mapping[CovariateKey, Array] = NOTHING
+    carries: Mapping[str, Array] = NOTHING
+    position: Int[Array, ""] | None = None
+    time: Int[Array, ""] | None = None
+    carry: Any = None
+
+    def at_step(self, step: Int[Array, ""]) -> "Scope":
+        """The scope of one step, where arrays hold the whole series."""
+        return self._replace(position=step, time=step)
+
+    def step_values(self, names: tuple[str, ...]) -> dict[str, Array]:
+        """Values of some sites of the scan at the step at hand."""
+        return {name: self.values[name][self.position] for name in names if name in self.values}
+
+    @staticmethod
+    def of_step(
+        outer: Values,
+        here: Values,
+        covariates: Mapping[CovariateKey, Array],
+        scan: int,
+        time: Int[Array, ""],
+        carry: Any,
+    ) -> "Scope":
+        """The scope of one step, where only that step is at hand.
+
+        Args:
+            outer: values of sites outside of the scan.
+            here: values of the scan's own sites in this step, as far as they are known.
+            covariates: those of sites in time already reduced to this step.
+            scan: which scan.
+            time: which step.
+            carry: what the step before left.
+        """
+        values = {**outer, **{name: value[None] for name, value in here.items()}}
+        carries = {key: leaf[None] for key, leaf in carry_leaves(scan, carry).items()}
+        return Scope(values, covariates, carries, jnp.array(0), time, carry)
+
+    def with_values(self, values: Values) -> "Scope":
+        """With further values, of the step at hand if there is one."""
+        if self.position is not None:
+            values = {name: jnp.asarray(value)[None] for name, value in values.items()}
+        return self._replace(values={**self.values, **values})
+
+
+def carry_at(program: Program, scan: int, scope: Scope) -> Any:
+    """The carry that the step at hand starts from, as the model has it."""
+    if scope.carry is not None:
+        return scope.carry
+    inside = set(program.scan_sites[scan])
+    outer = {name: value for name, value in scope.values.items() if name not in inside}
+    blank = jax.eval_shape(lambda: program.initial_carry(scan, outer))
+    leaves, tree = jax.tree.flatten(blank)
+    carried = [scope.carries[carry_name(scan, n)][scope.position] for n in range(len(leaves))]
+    return jax.tree.unflatten(tree, carried)
