@@ -17,7 +17,6 @@ from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import check_data
-from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.new_arguments import fingerprint, with_arguments
@@ -25,6 +24,7 @@ from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import Settings, make_sampler
 from retrodict.inference.smc import LatentPopulation, SMCInfo
 from retrodict.inference.tempering_driver import Tempering
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.particles.diagnostics import WeightAnalysis, analyse_weights
 from retrodict.particles.make_posterior import posterior_from_analysis, stack_posteriors
 from retrodict.particles.posterior import Posterior

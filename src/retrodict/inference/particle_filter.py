@@ -17,8 +17,8 @@ from retrodict._xla.batch_last import sum_all
 from retrodict._xla.scan import scan
 from retrodict.graph.graph import Graph
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
-from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.site_densities import any_possible, map_particles
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.particles.genealogy import trace_trajectories
 from retrodict.particles.population import Population, reweight

@@ -12,9 +12,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
-from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.samplers import Settings, candidate_methods, first_choice, make_sampler
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.particles.out_of_distribution import NUM_DATASETS, PriorPredictiveReference
 from retrodict.particles.weights import LogEvidence
 from retrodict.proposal.factor_proposals import Networks

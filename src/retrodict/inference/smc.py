@@ -29,10 +29,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict._xla.batch_last import sum_all
 from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
-from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inference.latent_archive import LatentArchive
 from retrodict.inference.particle_filter import ParticleFilter, SeriesInfo
 from retrodict.inference.site_densities import SiteDensities, any_possible
+from retrodict.inference.vmap_batches import batched_vmap
 from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.particles.genealogy import surviving_draws
 from retrodict.particles.population import Population, initial_population, reweight
