@@ -25,7 +25,7 @@ from retrodict._xla.jit import low_latency_jit
 from retrodict.demos.models import pumps, regression
 from retrodict.estimators.conditional import MADE
 from retrodict.inference.filtering import StreamingFilter
-from retrodict.inference.smc import Engine
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
 
@@ -78,7 +78,7 @@ def simulate_and_infer(
     draws = jax.block_until_ready(simulate(jax.random.key(1)))
     simulate_seconds = time.perf_counter() - start_time
     data = {name: draws[name] for name in proposal.graph.observed}
-    run = low_latency_jit(Engine(proposal, particles, systematic, threshold).run)
+    run = low_latency_jit(SMC(proposal, particles, systematic, threshold).run)
     start_time = time.perf_counter()
     jax.block_until_ready(run(networks, jax.random.key(2), data))
     first_seconds = time.perf_counter() - start_time

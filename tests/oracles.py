@@ -10,7 +10,9 @@ import pytest
 import retrodict as rd
 from exact import ORACLES, PUMPS
 from retrodict.graph.prior_draws import prior_sampler
-from retrodict.inference.methods import Inference, Plan, first_choice
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Plan
+from retrodict.inference.samplers import first_choice
 from retrodict.training.prior_datasets import simulate_datasets
 from zoo import key
 

@@ -20,7 +20,7 @@ LONG_FUNCTIONS = {
     "src/retrodict/graph/trace.py: trace",
 }
 
-REPEATED_CLASS_NAMES = {"_Reader", "Branch", "Seen", "Series", "Table", "Target"}
+REPEATED_CLASS_NAMES = {"_Reader", "Table"}
 
 # A module is named after what it holds, by a term of the field. Words that end like a participle
 # are suspicious; these are terms.
@@ -32,6 +32,7 @@ VERBAL_TERMS = {
     "layered",  # of a layout
     "orderings",
     "packing",
+    "planning",
     "repeated",
     "resampling",
     "routing",  # of edges in a drawing

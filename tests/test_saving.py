@@ -18,7 +18,7 @@ import zoo
 from oracles import without_planning
 from retrodict import artefact
 from retrodict.estimators.encoders import Embedding
-from retrodict.inference.methods import Plan
+from retrodict.inference.planning import Plan
 
 SMALL = rd.MADE((8, 8), 2, (8,), Embedding((8,), (8,), 8, 1))
 SHORT = rd.Training(max_steps=8, batch_size=16, dataset_size=128, heldout_size=32)

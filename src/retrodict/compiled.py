@@ -25,7 +25,9 @@ from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
 from retrodict.inference.fallback import Answers
 from retrodict.inference.filtering import FilterInfo, FilterState, StreamingFilter
-from retrodict.inference.methods import Inference, InferMethod, Plan, Settings, first_choice
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Plan
+from retrodict.inference.samplers import InferMethod, Settings, first_choice
 from retrodict.inverse.inverse import Inverse, Method, invert
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler

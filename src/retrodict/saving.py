@@ -26,7 +26,7 @@ from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
 from retrodict.graph.program import Program
 from retrodict.graph.trace import trace
-from retrodict.inference.methods import Plan
+from retrodict.inference.planning import Plan
 from retrodict.inverse.inverse import invert
 from retrodict.proposal.facts import FactorFacts, GuideFacts, RecognisedFamily
 from retrodict.proposal.proposal import Proposal

@@ -14,7 +14,7 @@ from exact import kalman, series_loop
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.site_log_densities import Slices
-from retrodict.inference.smc import Engine
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
 from zoo import key
@@ -70,7 +70,7 @@ def untrained_proposal(model, steps):
 
 
 def compiled_smc(proposal, threshold, particles=20):
-    return CompiledFunction(Engine(proposal, particles, systematic, threshold).run, FAST_COMPILE)
+    return CompiledFunction(SMC(proposal, particles, systematic, threshold).run, FAST_COMPILE)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_the_rolled_program_gives_the_same_result(model, steps, threshold):
     proposal, networks, data = untrained_proposal(model, steps)
     run = compiled_smc(proposal, threshold)
     unrolled, rolled = run.unrolled(networks, key(2), data), run(networks, key(2), data)
-    assert (int(unrolled.population.num_resamplings) > 0) == (threshold > 0)
-    assert list(rolled.population.values) == list(unrolled.population.values)
+    assert (int(unrolled[0].num_resamplings) > 0) == (threshold > 0)
+    assert list(rolled[0].values) == list(unrolled[0].values)
     for expected, leaf in zip(jax.tree.leaves(unrolled), jax.tree.leaves(rolled), strict=True):
         np.testing.assert_allclose(np.asarray(leaf), np.asarray(expected), rtol=1e-3, atol=1e-4)
 
@@ -112,29 +112,27 @@ def test_a_long_loop_is_a_particle_filter():
     proposal, networks, data = untrained_proposal(series_loop, 60)
     y = np.array([data[f"y_{t}"] for t in range(60)])
     log_evidence, means, variances = kalman(y)
-    outcome = compiled_smc(proposal, 0.5, 2000)(networks, key(3), data)
-    error = float(outcome.log_evidence_se)
+    population, info = compiled_smc(proposal, 0.5, 2000)(networks, key(3), data)
+    error = float(info.log_evidence_se)
     assert error < 1.0
-    assert abs(float(outcome.population.log_evidence.value()) - log_evidence) < 4 * error
-    last = np.average(
-        outcome.population.values["x_59"], weights=np.exp(outcome.population.log_weights)
-    )
+    assert abs(float(population.log_evidence.value()) - log_evidence) < 4 * error
+    last = np.average(population.values["x_59"], weights=np.exp(population.log_weights))
     assert abs(last - means[-1]) < 0.2 * np.sqrt(variances[-1])
-    assert outcome.ess_by_stage.shape == (60,)
-    assert outcome.ancestors.shape == (59, 2000)
+    assert info.ess_by_stage.shape == (60,)
+    assert info.ancestors.shape == (59, 2000)
     # Few of the first draws have descendants, and nearly all of the last.
-    survivors = np.array([outcome.survivors[f"x_{t}"] for t in range(60)])
+    survivors = np.array([info.survivors[f"x_{t}"] for t in range(60)])
     assert survivors[0] < 0.1 * survivors[-1]
 
 
 def test_stored_values_are_those_of_the_ancestors():
     """Values of earlier steps are reordered by all later resampling steps."""
     proposal, networks, data = untrained_proposal(series_loop, 12)
-    outcome = compiled_smc(proposal, 1.0, 30)(networks, key(4), data)
-    values = outcome.population.values
+    population, info = compiled_smc(proposal, 1.0, 30)(networks, key(4), data)
+    values = population.values
     for t in range(11):
         lineage = np.arange(30)
-        for ancestors in outcome.ancestors[t:][::-1]:
+        for ancestors in info.ancestors[t:][::-1]:
             lineage = ancestors[lineage]
         _, counts = np.unique(lineage, return_counts=True)
         _, copies = np.unique(values[f"x_{t}"], return_counts=True)
@@ -144,10 +142,10 @@ def test_stored_values_are_those_of_the_ancestors():
 def test_evidence_of_a_loop_is_unbiased():
     proposal, networks, data = untrained_proposal(series_loop, 8)
     y = np.array([data[f"y_{t}"] for t in range(8)])
-    engine = Engine(proposal, 200, systematic, 0.5)
+    sampler = SMC(proposal, 200, systematic, 0.5)
 
     def evidence(rng_key):
-        return engine.run(networks, rng_key, data).population.log_evidence
+        return sampler.run(networks, rng_key, data)[0].log_evidence
 
     estimates = CompiledFunction(jax.vmap(evidence), FAST_COMPILE)(jax.random.split(key(5), 300))
     ratio = np.exp(estimates.value() - kalman(y)[0])
@@ -166,9 +164,10 @@ def test_the_site_that_no_particle_explains_is_named():
             numpyro.sample(f"y_{t}", dist.Uniform(x - 1.0, x + 1.0))
 
     proposal, networks, data = untrained_proposal(bounded, 9)
-    outcome = compiled_smc(proposal, 0.5)(networks, key(6), {**data, "y_5": jnp.array(1e6)})
-    assert int(outcome.population.failed_stage) == 5
-    assert [name for name, ok in outcome.possible.items() if not ok] == ["y_5"]
+    outside = {**data, "y_5": jnp.array(1e6)}
+    population, info = compiled_smc(proposal, 0.5)(networks, key(6), outside)
+    assert int(population.failed_stage) == 5
+    assert [name for name, ok in info.possible.items() if not ok] == ["y_5"]
 
 
 def test_densities_of_single_sites_are_those_of_the_model():

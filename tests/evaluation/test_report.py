@@ -17,7 +17,7 @@ from browser import CHROMIUM, browser
 from retrodict.compiled import Compiled, History
 from retrodict.evaluation.rank_uniformity import analyse_coordinates, coverage
 from retrodict.evaluation.report import judge, sections, write_report
-from retrodict.inference.methods import Plan
+from retrodict.inference.planning import Plan
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
 from retrodict.training.rejections import RejectionCounts

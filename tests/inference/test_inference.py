@@ -1,4 +1,4 @@
-"""Every method against exact answers, with small networks: the weights correct them."""
+"""Every inference method against exact posteriors, with small networks."""
 
 from functools import cache
 
@@ -22,28 +22,37 @@ from oracles import (
     method_cases,
     repeat_data,
 )
-from retrodict.inference import smc
-from retrodict.inference.methods import PLAN_PARTICLES, Inference, Settings
+from retrodict.inference import vmap_batches
+from retrodict.inference.methods import Inference
+from retrodict.inference.planning import PLAN_PARTICLES, Planner, evidence_program
+from retrodict.inference.samplers import Settings
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from zoo import key
 
 SLOW = pytest.mark.slow
 
 
+# The weights of this case have a heavy tail, so that its mean evidence takes more runs.
+NUM_RUNS = {("pumps", "smc"): 8 * RUNS}
+# Largest standard error of the mean of Ẑ / Z: a bias of 6 % cannot pass.
+MAX_ERROR = 0.02
+
+
 @cache
-def many_answers(name, method):
-    """Two hundred independent runs on one data set."""
-    data = repeat_data(example_data(name), RUNS)
+def repeated_runs(name, method):
+    """Posteriors of independent runs on one data set."""
+    data = repeat_data(example_data(name), NUM_RUNS.get((name, method), RUNS))
     return compiled(name).infer_many(key(12), data, PARTICLES, method=method)
 
 
 @pytest.mark.parametrize(("name", "method"), method_cases())
 def test_evidence_is_unbiased(name, method):
-    """The mean of Ẑ / Z over 200 runs is 1, within three standard errors."""
+    """The mean of Ẑ / Z over runs is 1 within three standard errors."""
     exact = ORACLES[name].exact(example_data(name))
-    ratio = np.exp(many_answers(name, method).log_evidence - exact.log_evidence)
+    ratio = np.exp(repeated_runs(name, method).log_evidence - exact.log_evidence)
     error = ratio.std(ddof=1) / np.sqrt(len(ratio))
-    assert error < 0.1
+    assert error < MAX_ERROR
     assert abs(ratio.mean() - 1) < 3 * error
 
 
@@ -51,17 +60,17 @@ def test_evidence_is_unbiased(name, method):
 def test_posterior_means_are_exact(name, method):
     """Within four standard errors of the mean over runs, weighted by their evidence.
 
-    Ẑ · mean and Ẑ are both unbiased, so their ratio has no bias that 200 runs could show.
+    Ẑ · mean and Ẑ are both unbiased, so that the bias of their ratio is negligible.
     """
     means = ORACLES[name].exact(example_data(name)).means
-    answers = many_answers(name, method)
-    weights = np.exp(answers.log_evidence - np.max(answers.log_evidence))
+    posteriors = repeated_runs(name, method)
+    weights = np.exp(posteriors.log_evidence - np.max(posteriors.log_evidence))
     weights /= weights.sum()
     for site, exact in means.items():
-        found = np.asarray(answers.mean(site), float)
-        shape = (-1,) + (1,) * (found.ndim - 1)
-        pooled = (weights.reshape(shape) * found).sum(0)
-        error = np.sqrt(((weights.reshape(shape) * (found - pooled)) ** 2).sum(0))
+        mean = np.asarray(posteriors.mean(site), float)
+        by_run = weights.reshape((-1,) + (1,) * (mean.ndim - 1))
+        pooled = (by_run * mean).sum(0)
+        error = np.sqrt(((by_run * (mean - pooled)) ** 2).sum(0))
         assert np.all(np.abs(pooled - exact) < 4 * error + 1e-4)
 
 
@@ -72,34 +81,33 @@ def test_posterior_means_are_exact(name, method):
         pytest.param("series", "smc", marks=group("series")),
     ],
 )
-def test_untrained_networks_cost_particles_not_correctness(name, method):
+def test_untrained_networks_give_correct_weights(name, method):
     exact, means, _ = ORACLES[name].exact(example_data(name))
-    answer = compiled(name, UNTRAINED).infer(key(7), example_data(name), 20_000, method=method)
-    assert answer.log_evidence_se < 0.1
-    assert abs(answer.log_evidence - exact) < 5 * float(answer.log_evidence_se) + 0.02
+    posterior = compiled(name, UNTRAINED).infer(key(7), example_data(name), 20_000, method=method)
+    assert posterior.log_evidence_se < 0.1
+    assert abs(posterior.log_evidence - exact) < 5 * float(posterior.log_evidence_se) + 0.02
     for site, value in means.items():
-        error = 6 * np.asarray(answer.sd(site)) / np.sqrt(answer.ess) + 1e-3
-        assert np.all(np.abs(np.asarray(answer.mean(site)) - value) < error)
+        error = 6 * np.asarray(posterior.sd(site)) / np.sqrt(posterior.ess) + 1e-3
+        assert np.all(np.abs(np.asarray(posterior.mean(site)) - value) < error)
 
 
 @group("series")
-def test_another_size_needs_no_other_networks():
-    """Networks know nothing of the size of a plate, or of the length of a series."""
-    y = np.asarray(ORACLES["normal"].model.__defaults__)  # n = 4 when compiled
-    assert y.tolist() == [4]
+def test_networks_serve_plates_and_series_of_other_sizes():
+    assert ORACLES["normal"].model.__defaults__ == (4,)
     larger = np.array([0.5, 1.5, 2.5, 0.0, 1.0, 3.0, 2.0])
     exact, *_ = ORACLES["normal"].exact({"y": larger})
-    answer = compiled("normal").infer(key(4), {"y": larger}, 4000, model_kwargs={"n": 7})
-    assert answer.log_evidence_se < 0.01
-    assert abs(answer.log_evidence - exact) < 4 * float(answer.log_evidence_se) + 0.01
-    longer = np.asarray(rd.trace(series, ["y"], model_kwargs={"steps": 20}).program.simulate(key())["y"])  # fmt: skip  # noqa: E501
+    posterior = compiled("normal").infer(key(4), {"y": larger}, 4000, model_kwargs={"n": 7})
+    assert posterior.log_evidence_se < 0.01
+    assert abs(posterior.log_evidence - exact) < 4 * float(posterior.log_evidence_se) + 0.01
+    graph = rd.trace(series, ["y"], model_kwargs={"steps": 20})
+    longer = np.asarray(graph.program.simulate(key())["y"])
     exact, *_ = kalman(longer)
-    answer = compiled("series").infer(key(4), {"y": longer}, 4000, model_kwargs={"steps": 20})
-    assert answer.log_evidence_se < 0.1
-    assert abs(answer.log_evidence - exact) < 5 * float(answer.log_evidence_se) + 0.02
+    posterior = compiled("series").infer(key(4), {"y": longer}, 4000, model_kwargs={"steps": 20})
+    assert posterior.log_evidence_se < 0.1
+    assert abs(posterior.log_evidence - exact) < 5 * float(posterior.log_evidence_se) + 0.02
 
 
-def test_only_values_change_nothing_is_compiled_again():
+def test_other_values_need_no_other_program():
     traces = []
 
     def counting(n=3):
@@ -125,20 +133,20 @@ def test_only_values_change_nothing_is_compiled_again():
         pytest.param("series", "smc", marks=[group("series"), SLOW]),
     ],
 )
-def test_particles_drawn_by_parts_are_the_same(monkeypatch, name, method):
-    """Four parts of 14 and a rest of 3 for one data set, three data sets by themselves."""
+def test_batches_of_particles_give_the_same_posterior(monkeypatch, name, method):
+    """Four batches of 14 and a rest of 3 for one data set, and three data sets one by one."""
     model, data = compiled(name), example_data(name)
     settings, three = Settings(59, method), repeat_data(data, 3)
-    whole = Inference(model.proposal).one(model.networks, key(5), data, settings)
     together = Inference(model.proposal).many(model.networks, key(5), three, settings, 2**28)
-    each = max(model.proposal.working_bytes(model.networks, s) for s in model.proposal.stages)
-    assert each > 0
-    monkeypatch.setattr(smc, "WORKING_BYTES", 17 * each)
+    whole = Inference(model.proposal).one(model.networks, key(5), data, settings)
+    bytes_each = max(model.proposal.working_bytes(model.networks, s) for s in model.proposal.stages)
+    assert bytes_each > 0
+    monkeypatch.setattr(vmap_batches, "WORKING_BYTES", 17 * bytes_each)
     inference = Inference(model.proposal)
-    apart = inference.one(model.networks, key(5), data, settings)
+    batched = inference.one(model.networks, key(5), data, settings)
     for site, values in whole.samples.items():
-        np.testing.assert_allclose(apart.samples[site], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(apart.log_weights, whole.log_weights, atol=1e-3)
+        np.testing.assert_allclose(batched.samples[site], values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(batched.log_weights, whole.log_weights, atol=1e-3)
     many = inference.many(model.networks, key(5), three, settings, 2**20)
     np.testing.assert_allclose(many.log_evidence, together.log_evidence, atol=1e-3)
 
@@ -155,65 +163,65 @@ def test_plan_measures_every_candidate():
 @SLOW
 @group("rates")
 @pytest.mark.parametrize(("method", "threshold"), [("importance", 0.0), ("smc", 0.9)])
-def test_planning_runs_the_methods_themselves(method, threshold):
-    """With a threshold that is known only when it runs, as with one that is part of the program."""
+def test_planning_gives_the_evidence_of_the_method(method, threshold):
+    """A traced threshold gives the same evidence as one that is part of the program."""
     model = compiled("rates")
     data = {site: jnp.asarray(value) for site, value in example_data("rates").items()}
     inference = Inference(model.proposal)
-    own = Settings(PLAN_PARTICLES, method, ess_threshold=threshold)
-    expected = inference.one(model.networks, key(3), data, own).log_evidence
-    found = inference._evidence("smc", PLAN_PARTICLES)(
+    settings = Settings(PLAN_PARTICLES, method, ess_threshold=threshold)
+    expected = inference.one(model.networks, key(3), data, settings).log_evidence
+    log_evidence = evidence_program(model.proposal, "smc", PLAN_PARTICLES)(
         model.networks, jnp.asarray(threshold), key(3)[None], {n: v[None] for n, v in data.items()}
     )
-    assert found.value()[0] == pytest.approx(float(expected), abs=1e-3)
+    assert log_evidence.value()[0] == pytest.approx(float(expected), abs=1e-3)
 
 
 @SLOW
 @group("rates")
-def test_densities_counted_at_once_are_those_counted_by_stage():
-    """Where nothing is resampled: known beforehand, the model is run once, else for each stage."""
+def test_importance_sampling_in_one_go_equals_stages_without_resampling():
+    """A threshold known to be zero evaluates the model once, a traced one at every stage."""
     model = compiled("rates")
     data = {site: jnp.asarray(value) for site, value in example_data("rates").items()}
-    outcomes = [
-        jax.jit(smc.Engine(model.proposal, 50, systematic, threshold).run)(
-            model.networks, key(4), data
-        )
+    (population, info), (staged_population, staged_info) = (
+        jax.jit(SMC(model.proposal, 50, systematic, threshold).run)(model.networks, key(4), data)
         for threshold in (0.0, jnp.asarray(0.0))
-    ]
-    assert len(outcomes[0].ess_by_stage) > 1
-    for once, staged in zip(
-        *(jax.tree.leaves(o._replace(survivors={})) for o in outcomes), strict=True
-    ):
-        np.testing.assert_allclose(once, staged, rtol=1e-4, atol=1e-4)
+    )
+    assert len(info.ess_by_stage) > 1
+    once = jax.tree.leaves((population, info._replace(survivors={})))
+    staged = jax.tree.leaves((staged_population, staged_info._replace(survivors={})))
+    for leaf, staged_leaf in zip(once, staged, strict=True):
+        np.testing.assert_allclose(leaf, staged_leaf, rtol=1e-4, atol=1e-4)
 
 
 @group("series")
-def test_a_plan_for_a_long_series_takes_fewer_particles():
+def test_a_plan_for_a_long_series_uses_fewer_particles():
     short = compiled("series")
     inference = Inference(short.proposal)
-    assert inference._plan_particles(short.networks) == PLAN_PARTICLES
+    assert Planner(short.proposal, short.networks).num_particles == PLAN_PARTICLES
     long = inference.called_with(None, {"steps": 50_000})
-    assert long._plan_particles(short.networks) == 50
+    assert Planner(long.proposal, short.networks).num_particles == 50
 
 
 @group("normal")
-def test_nothing_to_plan_where_there_is_one_stage():
+def test_a_model_of_one_stage_needs_no_comparison():
     normal = compiled("normal")
     plan = Inference(normal.proposal).plan(normal.networks, key())
     assert plan.method == "importance" and not plan.ess
 
 
 @group("rates")
-def test_answers_carry_names_and_verdict():
-    answer = compiled("rates").infer(key(), example_data("rates"), 500, rescue=False)
-    assert list(answer.summary().index) == ["alpha", "beta", "theta[0]", "theta[1]", "theta[2]"]
-    assert answer.trust == answer.diagnostics.trust == "good"
-    assert f"effective sample size {answer.ess:.0f} of 500" in answer.diagnostics.reasons[0]
-    assert answer.log_weights.shape == (500,)
-    assert np.log(np.exp(np.asarray(answer.log_weights, float)).sum()) == pytest.approx(0, abs=1e-4)
+def test_posteriors_have_labels_and_a_grade():
+    posterior = compiled("rates").infer(key(), example_data("rates"), 500, rescue=False)
+    assert list(posterior.summary().index) == ["alpha", "beta", "theta[0]", "theta[1]", "theta[2]"]
+    assert posterior.trust == posterior.diagnostics.trust == "good"
+    assert f"effective sample size {posterior.ess:.0f} of 500" in posterior.diagnostics.reasons[0]
+    assert posterior.log_weights.shape == (500,)
+    assert np.log(np.exp(np.asarray(posterior.log_weights, float)).sum()) == pytest.approx(
+        0, abs=1e-4
+    )
 
 
-def test_impossible_data_name_stage_and_site():
+def test_errors_for_impossible_data_name_stage_and_site():
     def bounded():
         high = numpyro.sample("high", dist.Uniform(1.0, 2.0))
         with numpyro.plate("n", 2):
@@ -237,11 +245,11 @@ def test_impossible_data_name_stage_and_site():
         pytest.param("series", "smc", [100.0] * 8, marks=group("series")),
     ],
 )
-def test_data_far_outside_the_prior_are_answered_and_not_trusted(name, method, y):
-    answer = compiled(name).infer(key(), {"y": y}, PARTICLES, method=method)
-    assert np.isfinite(answer.log_evidence)
-    assert np.all(np.isfinite(np.concatenate([np.ravel(v) for v in answer.samples.values()])))
-    assert answer.trust == "poor"
+def test_data_far_outside_the_prior_give_a_finite_but_poor_posterior(name, method, y):
+    posterior = compiled(name).infer(key(), {"y": y}, PARTICLES, method=method)
+    assert np.isfinite(posterior.log_evidence)
+    assert np.all(np.isfinite(np.concatenate([np.ravel(v) for v in posterior.samples.values()])))
+    assert posterior.trust == "poor"
 
 
 BAD_DATA = {
@@ -261,13 +269,13 @@ BAD_DATA = {
 
 @group("coin")
 @pytest.mark.parametrize(("data", "message"), BAD_DATA.values(), ids=BAD_DATA.keys())
-def test_bad_data_are_explained(data, message):
+def test_errors_for_unsuitable_data_say_what_is_wrong(data, message):
     with pytest.raises(rd.DataError, match=message):
         compiled("coin", UNTRAINED).infer(key(), data, 10)
 
 
 @group("coin")
-def test_bad_settings_are_explained():
+def test_errors_for_unsuitable_settings_say_what_is_wrong():
     data = example_data("coin", UNTRAINED)
     with pytest.raises(ValueError, match="'divide'; for this model there are 'auto'"):
         compiled("coin", UNTRAINED).infer(key(), data, 10, method="divide")
@@ -278,8 +286,8 @@ def test_bad_settings_are_explained():
 
 
 @group("rates")
-def test_raw_proposals_agree_with_their_density():
+def test_log_q_of_proposed_samples_equals_log_prob():
     samples, log_q = compiled("rates").propose(key(), example_data("rates"), 64)
-    again = compiled("rates").log_prob(samples, example_data("rates"))
-    # in single precision, and far out a value does not come back from its bijection as it went
-    np.testing.assert_allclose(log_q, again, rtol=2e-4, atol=2e-3)
+    log_prob = compiled("rates").log_prob(samples, example_data("rates"))
+    # In single precision, bijections and their inverses differ in the tails.
+    np.testing.assert_allclose(log_q, log_prob, rtol=2e-4, atol=2e-3)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from retrodict.errors import InputError
-from retrodict.inference.methods import InferMethod
+from retrodict.inference.samplers import InferMethod
 from retrodict.inverse.inverse import Method
 
 _EXAMPLES = """

@@ -26,7 +26,7 @@ from retrodict.evaluation.rank_uniformity import (
     describe_deviation,
     significance_level,
 )
-from retrodict.inference.methods import Settings
+from retrodict.inference.samplers import Settings
 from retrodict.training.prior_datasets import simulate_datasets
 
 if TYPE_CHECKING:

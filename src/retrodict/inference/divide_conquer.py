@@ -1,25 +1,29 @@
-"""A proposal over plates and data in; a weighted population by divide and conquer out.
+"""Divide-and-conquer SMC over the plates of a model.
 
-One population a plate element, each weighted and resampled by itself, and merged where a factor
-outside of the plate is drawn (Lindsten et al. 2014; Paige & Wood 2016, sec. 5.2). Nested plates
-make a tree. All elements of a plate go at once.
+Every element of a plate has a population of its own, which is weighted and resampled by itself.
+Where a factor outside of the plate is sampled, the populations of the elements are merged (Lindsten
+et al. 2014; Paige & Wood 2016, sec. 5.2). Nested plates make a tree. All elements of a plate are
+processed in one vectorised operation.
 
-The one rule holds: a density is counted where its last variable arrives, in the population of the
-element it belongs to. A leaf whose own prior is still open has no proper target: there a learned
-marginal m of the leaf's latents stands in for it, and is divided out when the prior is counted.
+Densities are counted by the stages of `DensitySchedule.merging`, in the population of the element
+they belong to. A leaf whose prior is counted only higher up in the tree has no proper target of its
+own: a learned marginal m of its latents replaces the prior, and is divided out where the prior is
+counted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict.inference.smc import Outcome
+from retrodict.inference.site_densities import SiteDensities, any_possible
+from retrodict.inference.smc import LatentPopulation, SMCInfo
+from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.inverse.factors import Factor
-from retrodict.inverse.plate_tree import counted
 from retrodict.particles.population import initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess, normalise
@@ -28,28 +32,14 @@ from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
 
 
-class Loss(NamedTuple):
-    """What resampling has cost so far.
-
-    Attributes:
-        variance: of the log evidence, summed over all populations that were merged.
-        shared: by latent, how much more than 1/K of all pairs, by weight, is copies of one draw.
-        sizes: the least effective sample size of each plate merged.
-    """
-
-    variance: Float[Array, ""]
-    shared: dict[str, Array]
-    sizes: list[Array]
-
-
-class Branch(NamedTuple):
+class Subtree(NamedTuple):
     """Populations that have not been merged yet: one for each element of some plates.
 
     Attributes:
         sites: the latents in them.
-        plates: what there is a population for each element of.
-        log_weights: plates first, then particles.
-        log_evidence: of each population's own subtree, what was merged into it included.
+        plates: the plates whose elements have a population each.
+        log_weights: not normalised; plates first, then particles.
+        log_evidence: log Ẑ of what was merged into each population.
     """
 
     sites: tuple[str, ...]
@@ -58,211 +48,280 @@ class Branch(NamedTuple):
     log_evidence: Float[Array, "*plates"]
 
 
-@dataclass(frozen=True)
-class Divider:
-    """Runs a proposal by divide and conquer.
+class ResamplingCost(NamedTuple):
+    """What resampling has cost, summed over all merges.
 
     Attributes:
-        proposal: what to draw from.
+        log_evidence_variance: variance of the log evidence.
+        duplication: for each latent, the share of pairs of particles, by weight, that resampling
+            turned into copies of one draw.
+        smallest_ess: the smallest effective sample size of the populations of each merge.
+    """
+
+    log_evidence_variance: Float[Array, ""]
+    duplication: dict[str, Array]
+    smallest_ess: tuple[Array, ...]
+
+
+class TreeState(NamedTuple):
+    """What the next stage needs.
+
+    Attributes:
+        latents: the values of all latents sampled so far, particles first.
+        subtrees: the populations that are still to be merged.
+        cost: of the merges so far.
+        possible: for each site counted, whether any particle gives it a positive density.
+    """
+
+    latents: dict[str, Array]
+    subtrees: tuple[Subtree, ...]
+    cost: ResamplingCost
+    possible: dict[str, Bool[Array, ""]]
+
+
+@dataclass(frozen=True)
+class DivideAndConquer:
+    """Runs a proposal as divide-and-conquer SMC.
+
+    Attributes:
+        proposal: samples the latents of each factor; its inverse is `divisible`.
         num_particles: K, of every population.
-        resample: how to choose ancestors.
+        resampler: the scheme that chooses ancestors.
     """
 
     proposal: Proposal
     num_particles: int
-    resample: Resampler
+    resampler: Resampler
 
-    def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
-        """All stages, for one data set."""
-        graph, factors = self.proposal.graph, self.proposal.inverse.factors
-        when = counted(self.proposal.inverse)
-        values: dict[str, Array] = {}
-        open_branches: list[Branch] = []
-        stood_in: dict[str, Factor] = {}
-        loss = Loss(jnp.zeros(()), {}, [])
-        possible: dict[str, Array] = {}
-        for number, factor in enumerate(factors):
-            merge_key, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
-            closing = [name for name, stage in when.items() if stage == number]
-            if number == 0:
-                closing += [name for name, stage in when.items() if stage == -1]
-            needed = {i.site for i in factor.inputs} | {
-                parent for name in closing for parent in (name, *graph.parents(name))
-            }
-            merged = [b for b in open_branches if needed & set(b.sites)]
-            open_branches = [b for b in open_branches if b not in merged]
-            values, evidence, loss = self._merge(merge_key, values, merged, factor.plates, loss)
-            drawn, log_q = self._draw(networks, draw_key, factor, data, values)
-            values = {**values, **drawn}
+    @cached_property
+    def schedule(self) -> DensitySchedule:
+        """Which densities are counted at which stage."""
+        return DensitySchedule(self.proposal.inverse)
 
-            density, can = self._densities(data, values, closing, factor.plates)
-            possible |= can
-            log_weights = density - log_q
-            # What stood in for a prior goes when the prior comes.
-            for name in [n for n in closing if n in stood_in]:
-                other = stood_in.pop(name)
-                if name == other.latents[0]:
-                    log_weights -= self._marginal(networks, other, values, factor.plates)
-            waiting = [name for name in factor.latents if when[name] > number]
-            if waiting:
-                log_weights += self._marginal(networks, factor, values, factor.plates)
-                stood_in |= dict.fromkeys(factor.latents, factor)
-            sites = (*factor.latents, *(name for b in merged for name in b.sites))
-            open_branches.append(Branch(sites, factor.plates, log_weights, evidence))
-        return self._finish(
-            networks, rng_key, data, values, open_branches, stood_in, when, loss, possible
-        )
+    @property
+    def _factors(self) -> tuple[Factor, ...]:
+        return self.proposal.inverse.factors
 
-    def _finish(
+    @cached_property
+    def _densities(self) -> SiteDensities:
+        return SiteDensities(self.proposal.graph)
+
+    def run(
+        self, networks: Networks, rng_key: PRNGKeyArray, data: Values
+    ) -> tuple[LatentPopulation, SMCInfo]:
+        """Run all stages for one data set: the weighted particles, and what the run reports."""
+        state = TreeState({}, (), ResamplingCost(jnp.zeros(()), {}, ()), {})
+        for number in range(len(self._factors)):
+            stage_key = jax.random.fold_in(rng_key, number)
+            state = self._stage(networks, stage_key, number, state, data)
+        root_key = jax.random.fold_in(rng_key, len(self._factors))
+        return self._root(networks, root_key, state, data)
+
+    def _stage(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
+        number: int,
+        state: TreeState,
         data: Values,
-        values: dict[str, Array],
-        branches: Sequence[Branch],
-        stood_in: dict[str, Factor],
-        when: dict[str, int],
-        loss: Loss,
-        possible: dict[str, Array],
-    ) -> Outcome:
-        """Bring what is left together; count what could not be counted in any one population."""
-        roots = [b for b in branches if not b.plates]
-        leaves = [b for b in branches if b.plates]
-        last_key = jax.random.fold_in(rng_key, len(self.proposal.inverse.factors))
-        values, evidence, loss = self._merge(last_key, values, leaves, (), loss)
-        rest = [n for n, stage in when.items() if stage == len(self.proposal.inverse.factors)]
-        density, can = self._densities(data, values, rest, ())
-        log_weights = sum((b.log_weights for b in roots), density)
-        for factor in {f.latents: f for name, f in stood_in.items() if name in rest}.values():
-            log_weights -= self._marginal(networks, factor, values, ())
-        constant = evidence + sum((b.log_evidence for b in roots), jnp.zeros(()))
-        particles = initial_population(self.num_particles)._replace(values=values)
-        particles = particles._replace(log_evidence=LogEvidence.zero().add(constant))
-        particles = reweight(particles, log_weights, len(self.proposal.stages) - 1)
-        size = ess(particles.log_weights)
-        shared = {name: 1.0 / size + loss.shared.get(name, 0.0) for name in values}
-        particles = particles._replace(
-            num_resamplings=jnp.asarray(len(loss.sizes) > 0, jnp.int32),
-            lineage=particles.lineage._replace(past_variance=loss.variance),
+    ) -> TreeState:
+        """Sample one factor in one population for each element of its plates."""
+        factor = self._factors[number]
+        merge_key, propagate_key = jax.random.split(rng_key)
+
+        # Merge
+        needed = self._needed_sites(number)
+        merged = [tree for tree in state.subtrees if needed.intersection(tree.sites)]
+        rest = [tree for tree in state.subtrees if needed.isdisjoint(tree.sites)]
+        latents, log_evidence, cost = self._merge(
+            merge_key, state.latents, merged, factor.plates, state.cost
         )
-        return Outcome(
-            particles,
-            particles.log_evidence_se(),
-            {name: 1.0 / jnp.minimum(shared[name], 1.0) for name in self.proposal.graph.latent},
-            jnp.stack([*loss.sizes, size]),
-            jnp.zeros((0, self.num_particles), jnp.int32),
-            None,
-            None,
-            {**possible, **can},
+
+        # Propagate
+        samples, log_q = self._propagate(networks, propagate_key, factor, latents, data)
+        latents = {**latents, **samples}
+
+        # Reweight
+        log_target, possible = self._log_target_change(networks, number, latents, data)
+        sites = (*factor.latents, *(name for tree in merged for name in tree.sites))
+        subtree = Subtree(sites, factor.plates, log_target - log_q, log_evidence)
+        return TreeState(latents, (*rest, subtree), cost, state.possible | possible)
+
+    def _needed_sites(self, number: int) -> set[str]:
+        """The sites that a stage reads, to sample its factor or to count densities."""
+        parents = self.proposal.graph.parents
+        inputs = {seen.site for seen in self._factors[number].inputs}
+        closing = self.schedule.merging[number]
+        return inputs.union(closing, *(parents(name) for name in closing))
+
+    def _root(
+        self, networks: Networks, rng_key: PRNGKeyArray, state: TreeState, data: Values
+    ) -> tuple[LatentPopulation, SMCInfo]:
+        """Merge the remaining populations, and count the densities that belong to none of them."""
+        # Merge
+        roots = [tree for tree in state.subtrees if not tree.plates]
+        leaves = [tree for tree in state.subtrees if tree.plates]
+        latents, log_evidence, cost = self._merge(rng_key, state.latents, leaves, (), state.cost)
+
+        # Reweight
+        number = len(self._factors)
+        log_target, possible = self._log_target_change(networks, number, latents, data)
+        log_weights = sum((tree.log_weights for tree in roots), log_target)
+        log_evidence = sum((tree.log_evidence for tree in roots), log_evidence)
+        population = initial_population(self.num_particles)._replace(
+            values=latents, log_evidence=LogEvidence.zero().add(log_evidence)
+        )
+        population = reweight(population, log_weights, number - 1)
+        population = population._replace(
+            num_resamplings=jnp.asarray(len(cost.smallest_ess) > 0, jnp.int32),
+            lineage=population.lineage._replace(past_variance=cost.log_evidence_variance),
+        )
+        return population, self._info(population, cost, state.possible | possible)
+
+    def _info(
+        self,
+        population: LatentPopulation,
+        cost: ResamplingCost,
+        possible: dict[str, Bool[Array, ""]],
+    ) -> SMCInfo:
+        size = ess(population.log_weights)
+        shared = {n: 1.0 / size + cost.duplication.get(n, 0.0) for n in self.proposal.graph.latent}
+        return SMCInfo(
+            log_evidence_se=population.log_evidence_se(),
+            survivors={name: 1.0 / jnp.minimum(pairs, 1.0) for name, pairs in shared.items()},
+            ess_by_stage=jnp.stack([*cost.smallest_ess, size]),
+            ancestors=jnp.zeros((0, self.num_particles), jnp.int32),
+            filtered=None,
+            filtered_log_weights=None,
+            possible=possible,
         )
 
     def _merge(
         self,
         rng_key: PRNGKeyArray,
-        values: dict[str, Array],
-        branches: Sequence[Branch],
+        latents: dict[str, Array],
+        subtrees: Sequence[Subtree],
         plates: tuple[str, ...],
-        loss: Loss,
-    ) -> tuple[dict[str, Array], Array, Loss]:
+        cost: ResamplingCost,
+    ) -> tuple[dict[str, Array], Float[Array, "*plates"], ResamplingCost]:
         """Resample every population by itself, and pair its particles at random with the others'.
 
         Returns:
-            the values, so that particle k of all populations together is one particle; the log
-            evidence of what was merged, by element of `plates`; and what it cost.
+            the latents, so that particle k of all populations together is one particle; the log
+            evidence of what was merged, by element of `plates`; and the cost so far.
         """
-        evidence = jnp.zeros(self._sizes(plates))
-        for number, branch in enumerate(branches):
-            flat = branch.log_weights.reshape(-1, self.num_particles)
-            log_weights, log_mean = jax.vmap(normalise)(flat)
-            keys = jax.random.split(jax.random.fold_in(rng_key, number), (flat.shape[0], 2))
-
-            def choose(key: PRNGKeyArray, log_weights: Array) -> Array:
-                chosen = self.resample(key[0], log_weights, self.num_particles)
-                return jax.random.permutation(key[1], chosen)
-
-            ancestors = jax.vmap(choose)(keys, log_weights)
-            ancestors = ancestors.reshape(*self._sizes(branch.plates), self.num_particles)
-            values = {
-                name: self._follow(name, value, branch.plates, ancestors)
-                if name in branch.sites
-                else value
-                for name, value in values.items()
+        log_evidence = jnp.zeros(self._sizes(plates))
+        for number, tree in enumerate(subtrees):
+            log_weights = tree.log_weights.reshape(-1, self.num_particles)
+            log_weights, log_mean = jax.vmap(normalise)(log_weights)
+            keys = jax.random.split(jax.random.fold_in(rng_key, number), (len(log_weights), 2))
+            ancestors = jax.vmap(self._random_pairing)(keys, log_weights)
+            latents = latents | {
+                name: self._gather(name, latents[name], tree.plates, ancestors)
+                for name in tree.sites
             }
-            own = branch.log_evidence + log_mean.reshape(self._sizes(branch.plates))
-            gone = tuple(i for i, plate in enumerate(branch.plates) if plate not in plates)
-            evidence = evidence + own.sum(gone)
-            sizes = jax.vmap(ess)(flat)
-            copies = 1.0 / sizes - 1.0 / self.num_particles
-            worst = jnp.max(copies)
-            loss = Loss(
-                loss.variance + jnp.sum(copies),
-                loss.shared | {n: loss.shared.get(n, 0.0) + worst for n in branch.sites},
-                [*loss.sizes, jnp.min(sizes)],
-            )
-        return values, evidence, loss
+            of_tree = tree.log_evidence + log_mean.reshape(self._sizes(tree.plates))
+            summed = tuple(i for i, plate in enumerate(tree.plates) if plate not in plates)
+            log_evidence = log_evidence + of_tree.sum(summed)
+            cost = self._add_cost(cost, tree, jax.vmap(ess)(log_weights))
+        return latents, log_evidence, cost
+
+    def _random_pairing(
+        self, keys: PRNGKeyArray, log_weights: Float[Array, " particles"]
+    ) -> Int[Array, " particles"]:
+        """Ancestors in random order."""
+        resample_key, permute_key = keys
+        ancestors = self.resampler(resample_key, log_weights, self.num_particles)
+        return jax.random.permutation(permute_key, ancestors)
+
+    def _add_cost(
+        self, cost: ResamplingCost, tree: Subtree, sizes: Float[Array, " elements"]
+    ) -> ResamplingCost:
+        copies = 1.0 / sizes - 1.0 / self.num_particles
+        worst = jnp.max(copies)
+        duplication = {name: cost.duplication.get(name, 0.0) + worst for name in tree.sites}
+        return ResamplingCost(
+            cost.log_evidence_variance + jnp.sum(copies),
+            cost.duplication | duplication,
+            (*cost.smallest_ess, jnp.min(sizes)),
+        )
 
     def _sizes(self, plates: Sequence[str]) -> tuple[int, ...]:
         return tuple(self.proposal.graph.plates[plate] for plate in plates)
 
-    def _follow(self, name: str, value: Array, plates: tuple[str, ...], ancestors: Array) -> Array:
-        """Values of a site, each element of `plates` by its own ancestors."""
+    def _gather(
+        self,
+        name: str,
+        value: Array,
+        plates: tuple[str, ...],
+        ancestors: Int[Array, "elements particles"],
+    ) -> Array:
+        """Values of a site's particles at the ancestors of each element of `plates`."""
         site = self.proposal.graph.sites[name]
-        places = [1 + site.axes[site.plates.index(plate)] for plate in plates]
-        moved = jnp.moveaxis(value, places, range(len(plates)))
-        flat = moved.reshape(-1, *moved.shape[len(plates) :])
-        lines = ancestors.reshape(-1, self.num_particles)
-        followed = jax.vmap(lambda v, line: v[line])(flat, lines).reshape(moved.shape)
-        return jnp.moveaxis(followed, range(len(plates)), places)
+        axes = [1 + site.axes[site.plates.index(plate)] for plate in plates]
+        by_element = jnp.moveaxis(value, axes, range(len(plates)))
+        flat = by_element.reshape(-1, *by_element.shape[len(plates) :])
+        gathered = jax.vmap(lambda particles, chosen: particles[chosen])(flat, ancestors)
+        return jnp.moveaxis(gathered.reshape(by_element.shape), range(len(plates)), axes)
 
-    def _draw(
+    def _propagate(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
         factor: Factor,
+        latents: Values,
         data: Values,
-        values: Values,
     ) -> tuple[dict[str, Array], Float[Array, "*plates particles"]]:
-        def one(noise: Array, latents: Values) -> Any:
+        """Sample all copies of a factor, and log q of each."""
+
+        def propagate_one(noise: Any, latents: Values) -> tuple[dict[str, Array], Array]:
             return self.proposal.draw_copies(networks, noise, factor, {**data, **latents})
 
         noise = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
-        drawn, log_q = jax.vmap(one)(noise, dict(values))
-        return drawn, jnp.moveaxis(log_q, 0, -1)
+        samples, log_q = jax.vmap(propagate_one)(noise, dict(latents))
+        return samples, jnp.moveaxis(log_q, 0, -1)
 
-    def _densities(
-        self, data: Values, values: Values, names: Sequence[str], plates: tuple[str, ...]
-    ) -> tuple[Float[Array, "*plates particles"], dict[str, Array]]:
-        """Log density of some sites, by element of `plates` and particle."""
+    def _log_target_change(
+        self, networks: Networks, number: int, latents: Values, data: Values
+    ) -> tuple[Float[Array, "*plates particles"], dict[str, Bool[Array, ""]]]:
+        """log γ_n − log γ_{n−1} at a stage, or at the root; and which sites are possible.
+
+        These are the densities counted at the stage, the marginal that begins to replace a prior
+        there, and, divided out, those that cease to.
+        """
+        plates = self._factors[number].plates if number < len(self._factors) else ()
         total = jnp.zeros((*self._sizes(plates), self.num_particles))
-        if not names:
-            return total, {}
-        sites = self.proposal.graph.sites
-
-        def one(latents: Values) -> dict[str, Array]:
-            found = self.proposal.graph.program.run(
-                jax.random.key(0), {**data, **latents}, only=names
+        possible: dict[str, Bool[Array, ""]] = {}
+        if closing := self.schedule.merging[number]:
+            densities = self._densities.population_by_element(
+                closing, data, latents, self.num_particles
             )
-            return {name: found.log_density[name] for name in names}
-
-        possible = {}
-        for name, density in jax.vmap(one)(dict(values)).items():
-            density, _ = drop_nonfinite(density)
-            total += _reduced(density, sites[name].plates, plates)
-            possible[name] = jnp.all(jnp.any(density > -jnp.inf, 0))
+            densities = {name: drop_nonfinite(d)[0] for name, d in densities.items()}
+            possible = any_possible(densities)
+            for name, density in densities.items():
+                total += _sum_over_plates(density, self.proposal.graph.sites[name].plates, plates)
+        for first, last in self.schedule.marginal_stages.items():
+            if number in (first, last):
+                factor = self._factors[first]
+                log_marginal = self._log_marginal(networks, factor, latents)
+                log_marginal = _sum_over_plates(log_marginal, factor.plates, plates)
+                total += log_marginal if number == first else -log_marginal
         return total, possible
 
-    def _marginal(
-        self, networks: Networks, factor: Factor, values: Values, plates: tuple[str, ...]
-    ) -> Float[Array, "*plates particles"]:
-        """log m of a factor's latents, by element of `plates` and particle."""
-        density = jax.vmap(lambda v: self.proposal.log_marginal(networks, factor, v))(dict(values))
-        return _reduced(density, factor.plates, plates)
+    def _log_marginal(
+        self, networks: Networks, factor: Factor, latents: Values
+    ) -> Float[Array, "particles *plates"]:
+        """log m of a factor's latents, by particle and element of the factor's plates."""
+        return jax.vmap(lambda values: self.proposal.log_marginal(networks, factor, values))(
+            dict(latents)
+        )
 
 
-def _reduced(density: Array, have: Sequence[str], want: Sequence[str]) -> Array:
-    """Particles and plates in; wanted plates first, then particles, the other plates summed."""
-    gone = tuple(1 + i for i, plate in enumerate(have) if plate not in want)
-    density = density.sum(gone)
-    left = [plate for plate in have if plate in want]
-    order = [1 + left.index(plate) for plate in want]
-    return jnp.transpose(density, (*order, 0))
+def _sum_over_plates(
+    values: Float[Array, "particles *plates"], plates: Sequence[str], kept: Sequence[str]
+) -> Float[Array, "*kept particles"]:
+    """Sum over all plates but those to keep; particles become the last axis."""
+    summed = tuple(1 + axis for axis, plate in enumerate(plates) if plate not in kept)
+    remaining = [plate for plate in plates if plate in kept]
+    order = [1 + remaining.index(plate) for plate in kept]
+    return jnp.transpose(values.sum(summed), (*order, 0))

@@ -16,7 +16,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import DataError
-from retrodict.inference.methods import ImpossibleData, Inference, Settings
+from retrodict.inference.impossible_data import ImpossibleData
+from retrodict.inference.methods import Inference
+from retrodict.inference.samplers import Settings
 from retrodict.particles.diagnostics import Rescue
 from retrodict.particles.out_of_distribution import PriorPredictiveReference
 from retrodict.particles.posterior import Posterior

@@ -1,8 +1,8 @@
-"""One observation at a time in; the filtering distribution out, at a constant cost and memory.
+"""Streaming particle filter: one observation at a time, at constant cost and memory.
 
-A particle filter whose proposal is the learned p(x_t | past, y_t): Paige & Wood (2016), fig. 4 and
-sec. 5.3. Latents outside of time cannot be proposed from a series that is still to come: they are
-drawn from the prior at the start.
+The proposal is the learned p(x_t | past, y_t), see Paige & Wood (2016), fig. 4 and sec. 5.3.
+Latents outside of time cannot be proposed from a series that is still to come: they are sampled
+from the prior at the start.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,15 @@ from retrodict._xla.jit import low_latency_jit
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import validate_data
-from retrodict.inference.smc import Engine, carried
-from retrodict.particles.population import Population, impossible_sites, initial_population
+from retrodict.inference.adaptive_resampling import AdaptiveResampling
+from retrodict.inference.impossible_data import ImpossibleData
+from retrodict.inference.particle_filter import (
+    ParticleFilter,
+    SeriesParticles,
+    StepInputs,
+    StepKeys,
+)
+from retrodict.particles.population import Population, initial_population
 from retrodict.particles.resampling import resampler
 from retrodict.proposal.factor_proposals import Networks
 from retrodict.proposal.proposal import Proposal, Stage
@@ -30,17 +37,19 @@ class FilterState(eqx.Module):
     """A filter between two observations.
 
     Attributes:
-        samples: site → (particles, *shape of one step), and the latents outside of time.
+        population: the particles as the next step needs them.
+        samples: site → `(particles, *shape)`: latents of the last step and latents outside of
+            time.
         time: how many steps have been taken.
     """
 
-    population: Population
+    population: Population[SeriesParticles]
     samples: dict[str, Array]
     time: Int[Array, ""]
 
     @property
     def log_weights(self) -> Float[Array, " particles"]:
-        """Normalised."""
+        """Normalised log weights."""
         return self.population.log_weights
 
     @property
@@ -50,25 +59,39 @@ class FilterState(eqx.Module):
 
     @property
     def log_evidence_se(self) -> float:
-        """Its standard error, by what is left of the particles' families."""
+        """Standard error of the log evidence, estimated from the genealogy."""
         return float(self.population.log_evidence_se())
 
 
 class FilterInfo(NamedTuple):
-    """What one step reports: ESS before the resampling decision, and whether it was to resample."""
+    """What one step reports.
+
+    Attributes:
+        ess: effective sample size before the resampling decision.
+        resampled: whether the particles were resampled.
+    """
 
     ess: Float[Array, ""]
     resampled: Bool[Array, ""]
 
 
 class StreamingFilter:
-    """The functions of a filter, compiled once."""
+    """The functions of a streaming filter, each compiled once.
+
+    Args:
+        proposal: with an inverse of method "filter", for a model with one scan.
+        resampling: the resampling scheme.
+        ess_threshold: resample when the effective sample size is below this share of K.
+
+    Raises:
+        ValueError: the model cannot be filtered one observation at a time.
+    """
 
     def __init__(
         self, proposal: Proposal, resampling: str = "systematic", ess_threshold: float = 0.5
     ) -> None:
         self.proposal = proposal
-        self.resampling, self.ess_threshold = resampling, ess_threshold
+        self.resampling = AdaptiveResampling(resampler(resampling), ess_threshold)
         graph = proposal.graph
         series = [stage for stage in proposal.stages if stage.scan is not None]
         if len(series) != 1 or proposal.inverse.method != "filter":
@@ -90,9 +113,18 @@ class StreamingFilter:
         """The model's graph."""
         return self.proposal.graph
 
+    @property
+    def _scan(self) -> int:
+        return self.stage.scan or 0
+
+    @property
+    def _length(self) -> int:
+        """The number of steps that the model was compiled with."""
+        return self.graph.scan_lengths[self._scan]
+
     @cached_property
     def _step_graph(self) -> Graph:
-        """The graph of the observed sites as one step has them."""
+        """The graph of the observed sites with the shapes that they have in one step."""
         sites = {}
         for name in self.graph.observed:
             site = self.graph.sites[name]
@@ -101,75 +133,88 @@ class StreamingFilter:
         return replace(self.graph, sites=sites)
 
     @cached_property
-    def _ends(self) -> bool:
+    def _has_fixed_length(self) -> bool:
         """Whether the model has inputs for a fixed number of steps only."""
         return any(site.time and 0 in site.unlike for site in self.graph.sites.values())
 
     def init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
-        """Before the first observation."""
+        """The state before the first observation.
+
+        Args:
+            rng_key: random key for the latents outside of time.
+            num_particles: K.
+        """
         if num_particles < 1:
             raise ValueError(f"num_particles is {num_particles}; at least one is needed")
-        program, scan = self.graph.program, self.stage.scan or 0
-        outer = [name for name in self.graph.latent if not self.graph.sites[name].time]
+        program, sites = self.graph.program, self.graph.sites
+        outer_names = [name for name in self.graph.latent if not sites[name].time]
 
-        def one(key: PRNGKeyArray) -> Any:
+        def sample_outer(key: PRNGKeyArray) -> SeriesParticles:
             values = program.simulate(key)
-            leading = {name: values[name] for name in outer}
-            return leading, program.initial_carry(scan, leading)
+            outer = {name: values[name] for name in outer_names}
+            return SeriesParticles(outer, program.initial_carry(self._scan, outer))
 
-        leading, carry = jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_particles))
-        population = initial_population(num_particles)._replace(values=leading)
-        moving = carried(population, carry)
+        keys = jax.random.split(rng_key, num_particles)
+        particles: SeriesParticles = jax.jit(jax.vmap(sample_outer))(keys)
         blank = {
-            name: jnp.zeros((num_particles, *site.shape[1:]), site.dtype)
-            for name, site in self.graph.sites.items()
-            if site.time and not site.observed
+            name: jnp.zeros((num_particles, *sites[name].shape[1:]), sites[name].dtype)
+            for name in self.graph.latent
+            if sites[name].time
         }
-        return FilterState(moving, {**leading, **blank}, jnp.zeros((), jnp.int32))
+        population = initial_population(num_particles).with_values(particles)
+        return FilterState(population, {**particles.outer, **blank}, jnp.zeros((), jnp.int32))
 
     def step(
         self, networks: Networks, rng_key: PRNGKeyArray, state: FilterState, data: Mapping[str, Any]
     ) -> tuple[FilterState, FilterInfo]:
-        """Take in one observation."""
-        checked = validate_data(self._step_graph, data)
-        length = self.graph.scan_lengths[self.stage.scan or 0]
-        if self._ends and int(state.time) >= length:
+        """Take in the observations of one step.
+
+        Args:
+            networks: by name.
+            rng_key: random key of the step.
+            state: from `init` or from the step before.
+            data: observed site → values, without the axis of time.
+
+        Raises:
+            DataError: the data do not fit the model, or the model has no inputs for another step.
+            ImpossibleData: no particle gives the data a positive density.
+        """
+        arrays = validate_data(self._step_graph, data)
+        if self._has_fixed_length and int(state.time) >= self._length:
             raise DataError(
-                f"the model has inputs for {length} steps, and all of them have been taken. Call "
-                "the model with inputs for more steps"
+                f"the model has inputs for {self._length} steps, and all of them have been taken. "
+                "Call the model with inputs for more steps"
             )
         num_particles = state.log_weights.shape[0]
-        state, info, possible = self._advance(num_particles)(networks, rng_key, state, checked)
+        state, info, possible = self._program(num_particles)(networks, rng_key, state, arrays)
         if int(state.population.failed_stage) >= 0:
-            raise DataError(
-                f"every particle has weight zero after step {int(state.time)}: no particle makes "
-                f"these sites possible: {impossible_sites(possible)}. Check that their values can "
-                "come from the model; if they can, but only barely, use more particles"
-            )
+            failure = f"every particle has weight zero after step {int(state.time)}"
+            raise ImpossibleData(failure, possible)
         return state, info
 
-    def _advance(self, num_particles: int) -> Callable[..., Any]:
-        if num_particles not in self._compiled:
-            choose = resampler(self.resampling)
-            engine = Engine(self.proposal, num_particles, choose, self.ess_threshold)
-            length = self.graph.scan_lengths[self.stage.scan or 0]
+    def _program(self, num_particles: int) -> Callable[..., Any]:
+        """One step, compiled for a number of particles."""
+        if num_particles not in self._programs:
+            particle_filter = ParticleFilter(
+                self.proposal, self.stage, num_particles, self.resampling
+            )
 
-            def advance(networks: Any, key: PRNGKeyArray, state: FilterState, given: Any) -> Any:
-                time = jnp.minimum(state.time, length - 1)
-                keys, before = jax.random.split(key), state.population
-                population, seen = engine.advance(
-                    networks, (keys[0], keys[1]), self.stage, before, {}, given, time, {}
+            def step(networks: Any, key: PRNGKeyArray, state: FilterState, observed: Any) -> Any:
+                resample_key, propagate_key = jax.random.split(key)
+                inputs = StepInputs(jnp.minimum(state.time, self._length - 1), observed, {})
+                before = state.population
+                population, info = particle_filter.step(
+                    networks, StepKeys(resample_key, propagate_key), before, {}, inputs
                 )
-                values: Any = population.values
-                # Resampling may have changed the leading latents as well.
-                samples = {**values["outer"], **seen.drawn}
                 resampled = population.num_resamplings > before.num_resamplings
-                info = FilterInfo(seen.ess, resampled)
-                return FilterState(population, samples, state.time + 1), info, seen.possible
+                # Resampling may have changed the latents outside of time as well.
+                samples = {**population.values.outer, **info.samples}
+                state = FilterState(population, samples, state.time + 1)
+                return state, FilterInfo(info.resampling.ess, resampled), info.possible
 
-            self._compiled[num_particles] = low_latency_jit(advance)
-        return self._compiled[num_particles]
+            self._programs[num_particles] = low_latency_jit(step)
+        return self._programs[num_particles]
 
     @cached_property
-    def _compiled(self) -> dict[int, Callable[..., Any]]:
+    def _programs(self) -> dict[int, Callable[..., Any]]:
         return {}

@@ -1,55 +1,93 @@
-"""A proposal and data in; a weighted population, its evidence and its history out.
+"""Sequential Monte Carlo over the stages of an inverse.
 
-The one rule of the targets γ_n: a density of the model is counted at the stage at which the last of
-its variables arrives. Without resampling that is importance sampling; with it, in the order of the
-inverse, sequential Monte Carlo (Paige & Wood 2016, sec. 2.1, eq. 3); in time, a particle filter,
-whose step closes x_t | x_{t−1} and y_t | x_t.
+Stage n samples the latents of its factors from the proposal, and multiplies the weights by
+γ_n / (γ_{n−1} q_n), where the target γ_n is the product of the densities whose variables are all
+known (`DensitySchedule`). Without resampling this is importance sampling; with resampling in the
+order of the inverse it is SMC (Paige & Wood 2016, sec. 2.1, eq. 3); a stage that is a series in
+time is a particle filter.
 
-Latents drawn before a series, from a proposal that has seen all of it, are treated apart. Counting
-p(θ) / q(θ | y) at once would make the prior the target of the first stage, and resampling would
-throw away what the network knows; counting it at the end would count the data twice on the way. So
-it is counted in equal parts over the T steps: the target after step t is
+Latents θ that are sampled before a series, from a proposal that has read all of it, need a target
+of their own. If p(θ) / q(θ | y) were counted at once, the target of the first stage would be the
+prior, and resampling would discard what the network has learned from the data. If it were counted
+at the end, the intermediate targets would contain the data twice. So each of the T steps counts an
+equal part, and the target after step t is
 
-    γ_t(θ, x_1:t) = q(θ | y) [p(θ) / q(θ | y)]^{t/T} p(x_1:t, y_1:t | θ),
+    γ_t(θ, x_1:t) = q(θ | y) [p(θ) / q(θ | y)]^{t/T} p(x_1:t, y_1:t | θ).
 
-which is q(θ | y) at first and p(θ, x, y) at last, and between them nearly free of θ, because
-q(θ | y) / p(θ) is about p(y | θ) and each step brings about one T-th of its logarithm.
+It is q(θ | y) at first and p(θ, x, y) at last. In between it is nearly free of θ, because
+q(θ | y) / p(θ) is about p(y | θ), and each step contributes about one T-th of log p(y | θ).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from retrodict._xla.batch_last import sum_all
-from retrodict._xla.scan import scan, sequential_map
-from retrodict.particles.genealogy import Lineage, surviving_draws, trace_trajectories
+from retrodict.inference.adaptive_resampling import AdaptiveResampling, ResamplingInfo
+from retrodict.inference.latent_archive import LatentArchive
+from retrodict.inference.particle_filter import ParticleFilter, SeriesInfo
+from retrodict.inference.site_densities import SiteDensities, any_possible
+from retrodict.inference.vmap_batches import batched_vmap
+from retrodict.inverse.density_schedule import DensitySchedule
+from retrodict.particles.genealogy import surviving_draws
 from retrodict.particles.population import Population, initial_population, reweight
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import ess
 from retrodict.proposal.factor_proposals import Networks
-from retrodict.proposal.proposal import Proposal, Stage, StepNoise, StepSummaries
+from retrodict.proposal.proposal import Proposal, Stage
 from retrodict.types import Values
 
-# Particles are drawn by parts that need no more than this: beyond it, caches are too small, and
-# memory would grow with the number of particles times the size of the networks.
-WORKING_BYTES = 16 * 2**20
+LatentPopulation = Population[dict[str, Array]]
 
 
-class Outcome(NamedTuple):
-    """The last population, and what was seen on the way.
+class SMCState(NamedTuple):
+    """What the next stage needs.
 
     Attributes:
-        population: after the last stage.
-        survivors: for every latent, the effective number of its draws that are left: one number,
-            or one for each step of a series.
+        population: the particles, with the latents that later stages read.
+        archive: the latents that no later stage reads.
+        deferred: log weights of latents sampled before a series that are not counted yet, see the
+            module's docstring; None if there are none.
     """
 
-    population: Population
+    population: LatentPopulation
+    archive: LatentArchive
+    deferred: Float[Array, " particles"] | None
+
+
+class StageInfo(NamedTuple):
+    """What one stage reports.
+
+    Attributes:
+        resampling: the decisions of the stage, with a leading axis: none at the first stage, one
+            before each step of a series, otherwise one.
+        possible: for each site counted, whether any particle gives it a positive density.
+        series: what the particle filter reported, if the stage is a series.
+    """
+
+    resampling: ResamplingInfo
+    possible: dict[str, Bool[Array, ""]]
+    series: SeriesInfo | None = None
+
+
+class SMCInfo(NamedTuple):
+    """What a run reports beside the last population.
+
+    Attributes:
+        log_evidence_se: standard error of the log evidence.
+        survivors: for each latent, the effective number of its draws that survive in the last
+            population: one number, or one for each step of a series.
+        ess_by_stage: effective sample size before each resampling decision, and at the end.
+        ancestors: ancestor indices of each resampling decision.
+        filtered, filtered_log_weights: of the last series, see `SeriesInfo`; None without a series.
+        possible: for each site counted, whether any particle gives it a positive density.
+    """
+
     log_evidence_se: Float[Array, ""]
     survivors: dict[str, Array]
     ess_by_stage: Float[Array, " stages"]
@@ -60,472 +98,269 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Engine:
+class SMC:
     """Runs a proposal as sequential Monte Carlo.
 
     Attributes:
-        proposal: what to draw from.
+        proposal: samples the latents of each stage.
         num_particles: K.
-        resample: how to choose ancestors.
-        threshold: resample when the effective sample size falls below this part of K; 0 never.
-            An array stands for one that is not known before it runs.
+        resampler: the scheme that chooses ancestors.
+        ess_threshold: resample when the effective sample size is below this share of K; 0 is never.
+            It may be a traced array.
     """
 
     proposal: Proposal
     num_particles: int
-    resample: Resampler
-    threshold: float | Float[Array, ""]
+    resampler: Resampler
+    ess_threshold: float | Float[Array, ""]
 
-    @property
-    def _never(self) -> bool:
-        """Whether it is known that nothing will be resampled."""
-        return isinstance(self.threshold, float | int) and self.threshold <= 0
+    @cached_property
+    def schedule(self) -> DensitySchedule:
+        """Which densities are counted at which stage."""
+        return DensitySchedule(self.proposal.inverse)
 
-    def closes(self) -> dict[str, int]:
-        """For each site, the stage at which the last variable of its density arrives; −1: none.
+    @cached_property
+    def _densities(self) -> SiteDensities:
+        return SiteDensities(self.proposal.graph, self.proposal.slices)
 
-        Latents drawn from their own conditional are left out: their weight is one.
-        """
-        graph = self.proposal.graph
-        own = {name for stage in self.proposal.stages for name in stage.own}
-        drawn = {
-            name: number
-            for number, stage in enumerate(self.proposal.stages)
-            for factor in stage.factors
-            for name in factor.latents
-        }
-        return {
-            name: max(drawn.get(n, -1) for n in (name, *graph.parents(name)))
-            for name in graph.sites
-            if name not in own
-        }
+    @cached_property
+    def _resampling(self) -> AdaptiveResampling:
+        return AdaptiveResampling(self.resampler, self.ess_threshold)
 
-    def _closing(self) -> list[list[str]]:
-        """For each stage, the sites whose densities it counts."""
-        found: list[list[str]] = [[] for _ in self.proposal.stages]
-        for name, when in self.closes().items():
-            found[max(when, 0)].append(name)
-        return found
+    @cached_property
+    def _last_series(self) -> int:
+        """The number of the last stage that is a particle filter, or −1."""
+        stages = enumerate(self.proposal.stages)
+        return max((n for n, s in stages if self.proposal.runs_forward(s)), default=-1)
 
-    def run(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
-        """All stages, for one data set."""
-        stages, closes = self.proposal.stages, self._closing()
-        if self._never and not any(map(self.proposal.runs_forward, stages)):
-            return self._unresampled(networks, rng_key, data)
-        particles = initial_population(self.num_particles)
-        held = jnp.zeros(self.num_particles)  # log weight of what leads a series, see above
-        sizes, ancestors = [], []
-        filtered: dict[str, Array] | None = None
-        filtered_log_weights = None
-        possible: dict[str, Array] = {}
-        forward = [n for n, s in enumerate(stages) if self.proposal.runs_forward(s)]
-        last_series = max(forward, default=-1)
-        last, aside, parents_at = self._last_needed(closes), _Aside(), {}
-        choose = jax.jit(lambda key, state: self._resample(key, state))
-        for number, stage in enumerate(stages):
-            stage_key = jax.random.fold_in(rng_key, number)
-            resample_key, draw_key = jax.random.split(stage_key)
-            closing = closes[number]
-            if self.proposal.runs_forward(stage):
-                particles, series = self._series(
-                    networks, stage_key, stage, data, particles, held, number
-                )
-                held = jnp.zeros_like(held)
-                sizes.append(series.sizes)
-                ancestors.append(series.ancestors)
-                filtered, filtered_log_weights = series.filtered, series.log_weights
-                possible |= series.possible
-                counted = [n for n in closing if n not in series.possible]
-                density, seen = self._densities(data, particles.values, counted)
-                possible |= seen
-                particles = _reweigh(particles, self._total(density, counted), number)
-                continue
-            if number > 0:
-                particles = aside.put(particles, number, last)
-                # by number, not by name, so that stages that are alike are traced once
-                names = list(particles.values)
-                bare: Any = particles._replace(values=list(particles.values.values()))  # type: ignore[arg-type]
-                bare, size, parents = choose(resample_key, bare)
-                particles = bare._replace(values=dict(zip(names, bare.values, strict=True)))
-                parents_at[number] = parents
-                held = held[parents] if number <= last_series else held
-                sizes.append(size[None])
-                ancestors.append(parents[None])
-            particles, log_q = self._draw(networks, draw_key, stage, data, particles)
-            density, seen = self._densities(data, particles.values, closing)
-            possible |= seen
-            increment = self._total(density, closing) - log_q
-            if number < last_series:
-                held = held + increment
-            else:
-                particles = _reweigh(particles, increment, number)
-        particles = aside.fetched(particles, parents_at)
-        return self._outcome(particles, sizes, ancestors, filtered, filtered_log_weights, possible)
+    @cached_property
+    def _last_reads(self) -> dict[str, int]:
+        return self.schedule.last_reads(list(map(self.proposal.parents, self.proposal.stages)))
 
-    def _last_needed(self, closes: list[list[str]]) -> dict[str, int]:
-        """For each latent, the last stage that looks at its value."""
-        graph, stages = self.proposal.graph, self.proposal.stages
-        last = dict.fromkeys(graph.latent, -1)
-        for number, (stage, closing) in enumerate(zip(stages, closes, strict=True)):
-            seen = self.proposal.parents(stage)
-            named = (n for name in closing for n in (name, *graph.parents(name)))
-            last |= {name: number for name in (*seen, *named) if name in last}
-        return last
-
-    def _unresampled(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Outcome:
-        """All stages, where nothing is resampled: one run of the model gives all densities."""
-        particles, log_qs = initial_population(self.num_particles), []
+    def run(
+        self, networks: Networks, rng_key: PRNGKeyArray, data: Values
+    ) -> tuple[LatentPopulation, SMCInfo]:
+        """Run all stages for one data set: the weighted particles, and what the run reports."""
+        if self._resampling.never and self._last_series < 0:
+            return self._importance_sampling(networks, rng_key, data)
+        state = SMCState(initial_population(self.num_particles), LatentArchive(), None)
+        decisions, series = [], None
+        possible: dict[str, Bool[Array, ""]] = {}
         for number, stage in enumerate(self.proposal.stages):
-            _, draw_key = jax.random.split(jax.random.fold_in(rng_key, number))
-            particles, log_q = self._draw(networks, draw_key, stage, data, particles)
-            log_qs.append(log_q)
-        closes = self._closing()
-        counted = [name for closing in closes for name in closing]
-        densities, possible = self._densities(data, particles.values, counted)
-        sizes, ancestors = [], []
-        for number, (closing, log_q) in enumerate(zip(closes, log_qs, strict=True)):
-            if number > 0:
-                sizes.append(ess(particles.log_weights)[None])
-                ancestors.append(jnp.arange(self.num_particles, dtype=jnp.int32)[None])
-            particles = _reweigh(particles, self._total(densities, closing) - log_q, number)
-        return self._outcome(particles, sizes, ancestors, None, None, possible)
+            stage_key = jax.random.fold_in(rng_key, number)
+            run_stage = self._series if self.proposal.runs_forward(stage) else self._stage
+            state, info = run_stage(networks, stage_key, number, state, data)
+            decisions.append(info.resampling)
+            possible |= info.possible
+            series = info.series or series
+        latents = {**state.archive.values(), **state.population.values}
+        population = state.population._replace(values=latents)
+        return population, self._info(population, decisions, possible, series)
 
-    def _outcome(
-        self,
-        particles: Population,
-        sizes: list[Array],
-        ancestors: list[Array],
-        filtered: dict[str, Array] | None,
-        filtered_log_weights: Array | None,
-        possible: dict[str, Array],
-    ) -> Outcome:
-        chosen = jnp.zeros((0, self.num_particles), jnp.int32)
-        chosen = jnp.concatenate([chosen, *ancestors])
-        return Outcome(
-            particles,
-            particles.log_evidence_se(),
-            self._survivors(chosen, particles.log_weights),
-            jnp.concatenate([*sizes, ess(particles.log_weights)[None]]),
-            chosen,
-            filtered,
-            filtered_log_weights,
-            possible,
-        )
-
-    def _survivors(
-        self, ancestors: Int[Array, "stages particles"], log_weights: Float[Array, " particles"]
-    ) -> dict[str, Array]:
-        """By latent, the effective number of draws that are left of its stage, or of its steps."""
-        graph, generation = self.proposal.graph, 0
-        found: dict[str, Array] = {}
-        if self._never:
-            left = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
-        else:
-            left = surviving_draws(ancestors, log_weights)
-        for stage in self.proposal.stages:
-            own: Array = left[generation]
-            length = 1
-            if stage.scan is not None and self.proposal.runs_forward(stage):
-                length = graph.scan_lengths[stage.scan]
-                own = left[generation : generation + length]
-                own = own[::-1] if graph.reversed_scans[stage.scan] else own
-            found |= {name: own for factor in stage.factors for name in factor.latents}
-            generation += length
-        return found
-
-    def _draw(
+    def _stage(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
-        stage: Stage,
+        number: int,
+        state: SMCState,
         data: Values,
-        particles: Population,
-    ) -> tuple[Population, Float[Array, " particles"]]:
-        chance, factor = jax.random.split(rng_key, self.num_particles), stage.factors[0]
-        together = stage.scan is None
-        if together:
-            chance = self.proposal.noise(networks, rng_key, factor, (self.num_particles,))
+    ) -> tuple[SMCState, StageInfo]:
+        """A stage that is sampled in one go: a factor outside of time, or a whole series."""
+        stage, closing = self.proposal.stages[number], self.schedule.closing[number]
+        resample_key, propagate_key = jax.random.split(rng_key)
 
-        def one(chance: Array, latents: Values) -> tuple[dict[str, Array], Array]:
-            known = {**data, **latents}
-            if not together:
-                return self.proposal.draw_stage(networks, chance, stage, known)
-            drawn, log_q = self.proposal.draw_copies(networks, chance, factor, known)
-            return drawn, sum_all(log_q)
+        # Resample
+        state, resampling = self._resample(resample_key, number, state)
 
-        # what depends on data alone is worked out once for all particles, but once for each part
-        each = self.proposal.working_bytes(networks, stage) if particles.values else 0
-        seen = self.proposal.parents(stage)
-        before = {n: v for n, v in particles.values.items() if n in seen}
-        drawn, log_q = by_parts(one, each, chance, before)
-        if stage.own:  # a factor outside of time stands alone, and is all own or not at all
-            log_q = jnp.zeros_like(log_q)
-        return particles._replace(values={**particles.values, **drawn}), log_q
+        # Propagate
+        population, log_q = self._propagate(networks, propagate_key, stage, state.population, data)
 
-    def _densities(
-        self, data: Values, latents: Values, names: list[str]
-    ) -> tuple[dict[str, Float[Array, " particles"]], dict[str, Array]]:
-        """Log densities of some sites, and whether any particle makes each of them possible."""
-        if not names:
-            return {}, {}
-
-        slices = self.proposal.slices
-
-        def one(latents: Values) -> dict[str, Array]:
-            if slices is not None:
-                return evaluate({**data, **latents})
-            # Sites not drawn yet are drawn here; nothing that is counted depends on them.
-            found = self.proposal.graph.program.run(
-                jax.random.key(0), {**data, **latents}, only=names
-            )
-            return {name: found.log_density[name].sum() for name in names}
-
-        if slices is not None:
-            needed, evaluate = slices.of(names)
-            latents = {name: value for name, value in latents.items() if name in needed}
-        if latents:
-            densities = jax.vmap(one)(latents)
-        else:
-            densities = jax.tree.map(
-                lambda d: jnp.broadcast_to(d, (self.num_particles,)), one(latents)
-            )
-        return densities, {name: jnp.any(d > -jnp.inf) for name, d in densities.items()}
-
-    def _total(
-        self, densities: Mapping[str, Array], names: list[str]
-    ) -> Float[Array, " particles"]:
-        return sum((densities[name] for name in names), jnp.zeros(self.num_particles))
-
-    def _resample(
-        self, rng_key: PRNGKeyArray, particles: Population
-    ) -> tuple[Population, Float[Array, ""], Int[Array, " particles"]]:
-        """Choose ancestors if the weights have become too unequal."""
-        size = ess(particles.log_weights)
-        needed = size < self.threshold * self.num_particles
-
-        def everyone() -> Int[Array, " particles"]:
-            return jnp.arange(self.num_particles, dtype=jnp.int32)
-
-        if self._never:
-            return particles, size, everyone()
-
-        def chosen() -> tuple[Any, Lineage, Array]:
-            parents = self.resample(rng_key, particles.log_weights, self.num_particles)
-            parents = parents.astype(jnp.int32)
-            values = jax.tree.map(lambda leaf: leaf[parents], particles.values)
-            lineage = particles.lineage.resample(particles.log_weights, size, parents)
-            return values, lineage, parents
-
-        values, lineage, parents = jax.lax.cond(
-            needed, chosen, lambda: (particles.values, particles.lineage, everyone())
+        # Reweight
+        densities = self._densities.population_totals(
+            closing, data, population.values, self.num_particles
         )
-        equal = jnp.full(self.num_particles, -np.log(self.num_particles), jnp.float32)
-        return (
-            particles._replace(
-                values=values,
-                log_weights=jnp.where(needed, equal, particles.log_weights),
-                num_resamplings=particles.num_resamplings + needed,
-                lineage=lineage,
-            ),
-            size,
-            parents,
-        )
+        increment = self._total(densities, closing) - log_q
+        info = StageInfo(resampling, any_possible(densities))
+        if number < self._last_series:
+            deferred = increment if state.deferred is None else state.deferred + increment
+            return state._replace(population=population, deferred=deferred), info
+        population = _reweight_values_apart(population, increment, number)
+        return state._replace(population=population), info
 
     def _series(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
-        stage: Stage,
-        data: Values,
-        particles: Population,
-        held: Float[Array, " particles"],
         number: int,
-    ) -> tuple[Population, "Series"]:
-        """A particle filter over the steps of a scan."""
-        assert stage.scan is not None
-        graph = self.proposal.graph
-        length, backward = graph.scan_lengths[stage.scan], graph.reversed_scans[stage.scan]
-        outer_data, series_data = self.proposal.split(stage.scan, data)
-        summaries = self.proposal.summaries(networks, stage, data)
+        state: SMCState,
+        data: Values,
+    ) -> tuple[SMCState, StageInfo]:
+        """A stage that is a series in the direction of time: a particle filter."""
+        # Resample, propagate and reweight at every step
+        stage = self.proposal.stages[number]
+        particle_filter = ParticleFilter(
+            self.proposal, stage, self.num_particles, self._resampling, number
+        )
+        population, series = particle_filter.run(
+            networks, rng_key, state.population, data, state.deferred
+        )
+        resampling = series.resampling
+        if number == 0:  # there are no weights before the first step
+            resampling = ResamplingInfo(*(entries[1:] for entries in resampling))
 
-        def before(latents: Values) -> Any:
-            return graph.program.initial_carry(stage.scan or 0, {**data, **latents})
-
-        carry = _population(before, particles.values, self.num_particles)
-        moving = carried(particles, carry, held / length if particles.values else None)
-
-        # In one go it is made quicker than step by step, and is no larger than what is kept.
-        resample_key, draw_key = jax.random.split(rng_key)
-        noise = self.proposal.step_noise(networks, draw_key, stage, (length, self.num_particles))
-
-        def step(state: Population, inputs: Any) -> tuple[Population, Any]:
-            time, keys_now, noise_now, given, now = inputs
-            state, seen = self.advance(
-                networks, keys_now, stage, state, outer_data, given, time, now, number, noise_now
+        # Reweight by the densities outside of the scan that close with it
+        closing = [name for name in self.schedule.closing[number] if name not in series.possible]
+        if closing:
+            densities = self._densities.population_totals(
+                closing, data, population.values, self.num_particles
             )
-            return state, (seen, state.log_weights)
+            increment = self._total(densities, closing)
+            population = _reweight_values_apart(population, increment, number)
+            series = series._replace(possible=series.possible | any_possible(densities))
+        state = state._replace(population=population, deferred=None)
+        return state, StageInfo(resampling, series.possible, series)
 
-        keys = jax.random.split(resample_key, (length, 2))
-        now = (keys[:, 0], keys[:, 1]), noise, series_data, summaries
-        entries = (jnp.arange(length), *now)
-        moving, (seen, log_weights) = scan(step, moving, entries, reverse=backward)
-        sizes, parents = seen.ess, seen.ancestors
-        if backward:
-            sizes, parents = sizes[::-1], parents[::-1]
-        values: Any = moving.values
-        followed = trace_trajectories(seen.drawn, parents, backward)
-        ended = moving._replace(values={**values["outer"], **followed})
-        possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
-        return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
+    def _resample(
+        self, rng_key: PRNGKeyArray, number: int, state: SMCState
+    ) -> tuple[SMCState, ResamplingInfo]:
+        """Resample the latents that this or a later stage reads, and the deferred weights."""
+        if number == 0:
+            return state, _no_decision(self.num_particles)
+        values = state.population.values
+        needed = {n: value for n, value in values.items() if self._last_reads[n] >= number}
+        finished = {n: value for n, value in values.items() if n not in needed}
+        # Values are passed by position, not by name: stages of equal shapes are traced once.
+        population, info = self._resample_traced(
+            rng_key, state.population.with_values(list(needed.values()))
+        )
+        values = dict(zip(needed, population.values, strict=True))
+        deferred = None if state.deferred is None else state.deferred[info.ancestors]
+        state = SMCState(
+            population.with_values(values), state.archive.add(finished, info.ancestors), deferred
+        )
+        return state, ResamplingInfo(*(entry[None] for entry in info))
 
-    def advance(
+    @cached_property
+    def _resample_traced(self) -> Callable[..., tuple[Population[list[Array]], ResamplingInfo]]:
+        return jax.jit(lambda rng_key, population: self._resampling(rng_key, population))
+
+    def _propagate(
         self,
         networks: Networks,
-        rng_keys: tuple[PRNGKeyArray, PRNGKeyArray],
+        rng_key: PRNGKeyArray,
         stage: Stage,
-        state: Population,
-        outer_data: Values,
-        given: Values,
-        time: Array,
-        summaries: StepSummaries,
-        number: int = 0,
-        noise: StepNoise | None = None,
-    ) -> tuple[Population, "Seen"]:
-        """One step of a particle filter: resample, propagate, reweigh.
+        population: LatentPopulation,
+        data: Values,
+    ) -> tuple[LatentPopulation, Float[Array, " particles"]]:
+        """Sample the latents of a stage that is no particle filter, and their log q.
 
-        Args:
-            networks: by name.
-            rng_keys: of this step, to resample and to draw.
-            stage: the factors of the step.
-            state: see `carried`.
-            outer_data: observed values outside of the series.
-            given: this step's observed values.
-            time: which step.
-            summaries: of the rest of the series, seen from this step.
-            number: of the stage, for messages.
-            noise: what networks draw with, if it was made before: see `Proposal.step_noise`.
+        Latents sampled from the model's own conditional are not counted, so that their log q is 0.
         """
-        resample_key, draw_key = rng_keys
-        state, size, parents = self._resample(resample_key, state)
+        proposal, factor = self.proposal, stage.factors[0]
+        # Noise for the whole population takes one operation, a key for each particle takes many.
+        shared_noise = stage.scan is None
+        if shared_noise:
+            randomness = proposal.noise(networks, rng_key, factor, (self.num_particles,))
+        else:
+            randomness = jax.random.split(rng_key, self.num_particles)
 
-        def one(chance: StepNoise, outer: Values, carry: Any) -> Any:
-            known = {**outer_data, **outer}
-            draw = self.proposal.draw_step(
-                networks, chance, stage, known, given, time, carry, summaries
-            )
-            # A latent's own conditional is both its density and its log q, and so is not counted.
-            density = draw.evaluation.log_density
-            counted = {n: sum_all(d) for n, d in density.items() if n not in stage.own}
-            log_q = sum((draw.log_q[f.latents] for f in stage.factors if not f.own), jnp.zeros(()))
-            return draw.carry, draw.latents, log_q, counted
+        def propagate_one(randomness: Array, latents: Values) -> tuple[dict[str, Array], Array]:
+            values = {**data, **latents}
+            if not shared_noise:
+                return proposal.draw_stage(networks, randomness, stage, values)
+            samples, log_q = proposal.draw_copies(networks, randomness, factor, values)
+            return samples, sum_all(log_q)
 
-        values: Any = state.values
-        chance = noise or self.proposal.step_noise(networks, draw_key, stage, (self.num_particles,))
-        each = self.proposal.working_bytes(networks, stage)
-        carry, drawn, log_q, density = by_parts(one, each, chance, values["outer"], values["carry"])
-        share = jnp.zeros(()) if values["share"] is None else values["share"]
-        increment = sum(density.values(), share) - log_q
-        state = reweight(state._replace(values={**values, "carry": carry}), increment, number)
-        possible = {name: jnp.any(d > -jnp.inf) for name, d in density.items()}
-        return state, Seen(drawn, size, parents, possible)
+        # Each batch would repeat what depends on the data alone; without latents that is all.
+        bytes_each = proposal.working_bytes(networks, stage) if population.values else 0
+        parents = proposal.parents(stage)
+        latents = {name: v for name, v in population.values.items() if name in parents}
+        samples, log_q = batched_vmap(propagate_one, bytes_each, randomness, latents)
+        if self.schedule.prior_latents.issuperset(samples):
+            log_q = jnp.zeros_like(log_q)
+        return population._replace(values={**population.values, **samples}), log_q
 
+    def _importance_sampling(
+        self, networks: Networks, rng_key: PRNGKeyArray, data: Values
+    ) -> tuple[LatentPopulation, SMCInfo]:
+        """All stages without resampling: one run of the model evaluates all densities."""
+        # Propagate
+        population, log_qs = initial_population(self.num_particles), []
+        for number, stage in enumerate(self.proposal.stages):
+            _, propagate_key = jax.random.split(jax.random.fold_in(rng_key, number))
+            population, log_q = self._propagate(networks, propagate_key, stage, population, data)
+            log_qs.append(log_q)
 
-def _reweigh(particles: Population, increment: Array, stage: int) -> Population:
-    """As `reweight`, but traced once for all stages."""
-    bare: Population = _weigh(particles._replace(values={}), increment, stage)
-    return bare._replace(values=particles.values)
+        # Reweight
+        densities = self._densities.population_totals(
+            self.schedule.counted, data, population.values, self.num_particles
+        )
+        identity = jnp.arange(self.num_particles, dtype=jnp.int32)
+        decisions = [_no_decision(self.num_particles)]
+        for number, (closing, log_q) in enumerate(zip(self.schedule.closing, log_qs, strict=True)):
+            if number > 0:
+                sizes = ess(population.log_weights)
+                decisions.append(ResamplingInfo(sizes[None], identity[None]))
+            increment = self._total(densities, closing) - log_q
+            population = _reweight_values_apart(population, increment, number)
+        return population, self._info(population, decisions, any_possible(densities))
 
+    def _total(
+        self, densities: dict[str, Array], names: Sequence[str]
+    ) -> Float[Array, " particles"]:
+        return sum((densities[name] for name in names), jnp.zeros(self.num_particles))
 
-_weigh = jax.jit(reweight)
-
-
-class _Aside:
-    """Values that no later stage looks at, as they were when they were put aside.
-
-    They need not be resampled at every stage: at the end, those of every last particle are found by
-    following its ancestors back.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[int, dict[str, Array]] = {}
-
-    def put(self, particles: Population, stage: int, last: Mapping[str, int]) -> Population:
-        """Keep what is not needed from a stage on, before anything is resampled there."""
-        done = {n: v for n, v in particles.values.items() if last[n] < stage}
-        self._values[stage] = done
-        return particles._replace(
-            values={n: v for n, v in particles.values.items() if n not in done}
+    def _info(
+        self,
+        population: LatentPopulation,
+        decisions: Sequence[ResamplingInfo],
+        possible: dict[str, Bool[Array, ""]],
+        series: SeriesInfo | None = None,
+    ) -> SMCInfo:
+        ancestors = jnp.concatenate([decision.ancestors for decision in decisions])
+        sizes = [decision.ess for decision in decisions]
+        return SMCInfo(
+            log_evidence_se=population.log_evidence_se(),
+            survivors=self._survivors(ancestors, population.log_weights),
+            ess_by_stage=jnp.concatenate([*sizes, ess(population.log_weights)[None]]),
+            ancestors=ancestors,
+            filtered=None if series is None else series.filtered,
+            filtered_log_weights=None if series is None else series.filtered_log_weights,
+            possible=possible,
         )
 
-    def fetched(self, particles: Population, ancestors: Mapping[int, Array]) -> Population:
-        """With all that was put aside; `ancestors` are those chosen at each stage."""
-        line: Array | None = None
-        found: dict[str, Array] = {}
-        for stage in sorted(self._values, reverse=True):
-            line = (
-                ancestors[stage] if line is None else jnp.take(ancestors[stage], line, mode="clip")
-            )
-            for name, value in self._values[stage].items():
-                found[name] = jnp.take(value, line, 0, mode="clip")
-        return particles._replace(values={**dict(reversed(found.items())), **particles.values})
+    def _survivors(
+        self, ancestors: Int[Array, "stages particles"], log_weights: Float[Array, " particles"]
+    ) -> dict[str, Array]:
+        """By latent, the effective number of surviving draws of its stage, or of its steps."""
+        graph, generation = self.proposal.graph, 0
+        if self._resampling.never:
+            surviving = jnp.full(ancestors.shape[0] + 1, ess(log_weights))
+        else:
+            surviving = surviving_draws(ancestors, log_weights)
+        survivors: dict[str, Array] = {}
+        for stage in self.proposal.stages:
+            of_stage, length = surviving[generation], 1
+            if stage.scan is not None and self.proposal.runs_forward(stage):
+                length = graph.scan_lengths[stage.scan]
+                of_stage = surviving[generation : generation + length]
+                of_stage = of_stage[::-1] if graph.reversed_scans[stage.scan] else of_stage
+            survivors |= {name: of_stage for factor in stage.factors for name in factor.latents}
+            generation += length
+        return survivors
 
 
-class Seen(NamedTuple):
-    """What one step of a particle filter saw: its draws, and how they came to be."""
-
-    drawn: dict[str, Array]
-    ess: Float[Array, ""]
-    ancestors: Int[Array, " particles"]
-    possible: dict[str, Bool[Array, ""]]
+def _no_decision(num_particles: int) -> ResamplingInfo:
+    """The resampling decisions of the first stage, which are none."""
+    return ResamplingInfo(jnp.zeros(0), jnp.zeros((0, num_particles), jnp.int32))
 
 
-class Series(NamedTuple):
-    """What a particle filter leaves beside its population."""
-
-    sizes: Float[Array, " time"]
-    ancestors: Int[Array, "time particles"]
-    filtered: dict[str, Array]
-    log_weights: Float[Array, "time particles"]
-    possible: dict[str, Bool[Array, ""]]
+_reweight_traced = jax.jit(reweight)
 
 
-def carried(
-    particles: Population, carry: Any, share: Float[Array, " particles"] | None = None
-) -> Population:
-    """What goes from step to step, and along with it when ancestors are chosen.
-
-    That is the latents drawn before the series, the scan's carry, and the part of the leading
-    latents' weight that every step counts, if there is any.
-    """
-    moving: Any = {"outer": particles.values, "carry": carry, "share": share}
-    return particles._replace(values=moving)
-
-
-def by_parts(fn: Callable[..., Any], each: int, *arguments: Any) -> Any:
-    """The function of every row, of as many at a time as may be if one takes `each` bytes."""
-    number = jax.tree.leaves(arguments)[0].shape[0]
-    least = min(-(-number * each // WORKING_BYTES), number)
-    if least <= 1:
-        return jax.vmap(fn)(*arguments)
-    # parts of one size are compiled once
-    even = (parts for parts in range(least, 2 * least) if number % parts == 0)
-    parts = next(even, least)
-    size = number // parts
-    done = parts * size
-    batched = jax.vmap(fn)
-    cut = jax.tree.map(lambda a: a[:done].reshape(parts, size, *a.shape[1:]), arguments)
-    made = sequential_map(lambda part: batched(*part), cut)
-    made = jax.tree.map(lambda a: a.reshape(done, *a.shape[2:]), made)
-    if done == number:
-        return made
-    rest = batched(*jax.tree.map(lambda a: a[done:], arguments))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), made, rest)
-
-
-def _population(fn: Any, latents: Values, num_particles: int) -> Any:
-    """The function of every particle, or of none where there are no latents yet."""
-    if latents:
-        return jax.vmap(fn)(latents)
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (num_particles, *jnp.shape(leaf))), fn(latents)
-    )
+def _reweight_values_apart(
+    population: LatentPopulation, increment: Float[Array, " particles"], stage: int
+) -> LatentPopulation:
+    """`reweight` without the values, so that it is traced once for all stages."""
+    weighted: Population[None] = _reweight_traced(population.with_values(None), increment, stage)
+    return weighted.with_values(population.values)

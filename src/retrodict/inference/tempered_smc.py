@@ -1,30 +1,30 @@
-"""Draws from networks and prior in; a population brought to the posterior by tempering out.
+"""Tempered SMC: a population is moved from proposal and prior to the posterior.
 
-The path is p(x) p(y | x)^λ with λ from 0 to 1: reweigh, resample, and move every particle by MCMC
-(Neal 2001; Del Moral, Doucet & Jasra 2006). The next λ is as far as leaves the wanted share of
-particles effective, so a posterior that is ten thousand times narrower than the prior takes more
-temperatures, not more particles.
+The path is p(x) p(y | x)^λ with λ from 0 to 1. Each stage reweights, resamples, and moves every
+particle by MCMC (Neal 2001; Del Moral, Doucet & Jasra 2006). The next λ is the largest one that
+keeps the wanted share of particles effective, so that a posterior which is ten thousand times
+narrower than the prior takes more temperatures, not more particles.
 
-The start is what there is: a pool of draws, half from the networks and half from the prior,
-weighted together as one mixture (½ q + ½ p) with respect to the path. If q is nearly right, the
-first λ is nearly 1; if it is wrong, its draws have no weight and the prior's take over. The path
-q^{1−λ} γ^λ would be shorter at times, but a q that is narrow and in the wrong place stays a spike
-on it at every λ < 1, and one whose tails are too thin stays without them.
+The initial draws come half from the networks and half from the prior, and are weighted as draws
+from the mixture ½ q + ½ p. If q is nearly right, the first λ is nearly 1; if it is wrong, its draws
+get no weight, and those of the prior remain. The path q^{1−λ} γ^λ would be shorter at times, but a
+q that is narrow and in the wrong place remains a spike on it at every λ < 1, and a q with thin
+tails keeps them thin.
 
-Pilots choose temperatures and steps of the moves; followers repeat what they are told. So the
-followers' product of mean weights is unbiased for the evidence, which adapting to one's own weights
-would spoil. Both consist of islands that have no draw in common, only the path: how islands differ
-tells the error of the answer, whatever its cause.
+An adaptive pilot run chooses the temperatures and the parameters of the moves; a second run with
+these fixed gives an unbiased Ẑ. Both consist of islands, which share the path but no draw: the
+spread between islands estimates the error of the result, whatever its cause.
 
 A model with time is treated alike: its whole trajectory is the particle. Gradients run through the
-scan, so that one move changes all steps, at a cost linear in their number; discrete states are
-drawn anew by the networks of their steps. Conditional SMC would need a filter for every particle;
-resample-move on the parameters alone would leave the states what a poor proposal made them. What
-mixes badly by these moves shows in the verdict.
+scan, so that one move changes all steps at a cost linear in their number; discrete states are
+sampled again by the networks of their steps. Conditional SMC would need a filter for every
+particle, and resample-move on the parameters alone would keep the states of a poor proposal. Poor
+mixing of these moves shows in the grade.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,427 +32,414 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict.inference.mcmc_kernels import Acceptance, Moves, Place, Tuning, Walker, adapted
+from retrodict.inference.mcmc_kernels import (
+    MCMCKernels,
+    MoveContext,
+    ScoredParticle,
+    SweepInfo,
+    Tuning,
+    adapt,
+)
+from retrodict.inference.population_metrics import (
+    MAX_DENSE_REALS,
+    coordinate_matrix,
+    correlations,
+    hmc_metrics,
+)
 from retrodict.inference.tempered_target import Particle
 from retrodict.particles.resampling import Resampler
 from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess
 from retrodict.proposal.factor_proposals import Networks
 from retrodict.types import Values
 
-MOST_TEMPERATURES = 300
-# Draws at the start for each particle; they are cheap beside moves.
-POOL = 8
-# Sweeps at one temperature, and at the last: until no coordinate is more correlated with where it
-# was than this, at most so many.
-CORRELATION, SWEEPS = 0.3, 12
-LAST_CORRELATION, LAST_SWEEPS = 0.15, 30
-# Up to this many reals, correlations between them are learned.
-LARGEST_DENSE = 100
-NEIGHBOURS = 256
+MAX_TEMPERATURES = 300
+# Initial draws for each particle; they are cheap compared with moves.
+INITIAL_DRAWS = 8
+# Moves at one temperature end when no coordinate is more correlated with its value before them than
+# this, or after so many sweeps; the last temperature has limits of its own.
+MAX_CORRELATION, MAX_SWEEPS = 0.3, 12
+LAST_MAX_CORRELATION, LAST_MAX_SWEEPS = 0.15, 30
 
 
-class Pool(NamedTuple):
-    """Draws to start from, islands one after the other, and their log density as a mixture."""
+class InitialDraws(NamedTuple):
+    """Draws from proposal and prior, islands one after the other.
 
-    walkers: Walker
-    log_start: Float[Array, " draws"]
+    Attributes:
+        particles: with their densities.
+        log_mixture: log (½ q + ½ p) of each.
+    """
+
+    particles: ScoredParticle
+    log_mixture: Float[Array, " draws"]
 
 
-class Guide(NamedTuple):
-    """A path to follow: for each stop, λ, how many sweeps, and how to move."""
+class TemperingPath(NamedTuple):
+    """Temperature, number of sweeps and parameters of the moves at each stage."""
 
-    lam: Float[Array, " stops"]
-    sweeps: Int[Array, " stops"]
+    lam: Float[Array, " stages"]
+    num_sweeps: Int[Array, " stages"]
     tuning: Tuning
 
 
-class Record(NamedTuple):
-    """What was seen at each stop."""
-
-    ess: Float[Array, " stops"]
-    trajectory: Float[Array, " stops"]
-    changes: Float[Array, " stops"]
-    correlation: Float[Array, " stops"]
-
-
-class Climb(NamedTuple):
-    """Where a population stands.
+class TemperingState(NamedTuple):
+    """What the next stage needs.
 
     Attributes:
-        walkers: the particles, with their densities; islands one after the other.
+        particles: with their densities, islands one after the other.
         lam: the temperature they are at.
-        eves: which draw of its island's pool each descends from.
-        log_evidence: so far, of each island.
-        variance: of each, the sum of the relative variances of the mean weights.
-        stops: how many there were.
-        correlation: of each coordinate with itself before the last moves.
-        guide, record: of all stops.
-        dead: whether no island has a particle left with any weight.
+        log_evidence: log Ẑ of each island so far.
+        stage: number of the next stage.
+        failed: whether no particle has any weight.
     """
 
-    walkers: Walker
+    particles: ScoredParticle
     lam: Float[Array, ""]
-    eves: Int[Array, " particles"]
     log_evidence: LogEvidence
+    stage: Int[Array, ""]
+    failed: Bool[Array, ""]
+
+
+class TemperingInfo(NamedTuple):
+    """What a run reports.
+
+    Attributes:
+        variance: for each island, the sum of the relative variances of its mean weights.
+        correlation: of each coordinate with itself before the moves of the last stage.
+        ess: effective sample size of each stage, summed over islands.
+        trajectory_acceptance: mean acceptance of trajectories at each stage.
+        change_acceptance: mean acceptance of discrete changes at each stage.
+    """
+
     variance: Float[Array, " islands"]
-    stops: Int[Array, ""]
     correlation: Float[Array, " coordinates"]
-    guide: Guide
-    record: Record
-    dead: Bool[Array, ""]
+    ess: Float[Array, " stages"]
+    trajectory_acceptance: Float[Array, " stages"]
+    change_acceptance: Float[Array, " stages"]
+
+
+class TemperingRun(NamedTuple):
+    """A run of tempered SMC, finished or not."""
+
+    state: TemperingState
+    path: TemperingPath
+    info: TemperingInfo
+
+
+class MovesInfo(NamedTuple):
+    """What the moves of one stage report.
+
+    Attributes:
+        num_sweeps: how many there were.
+        correlation: of each coordinate with itself before the moves.
+        sweeps: mean over sweeps and particles.
+    """
+
+    num_sweeps: Int[Array, ""]
+    correlation: Float[Array, " coordinates"]
+    sweeps: SweepInfo
 
 
 @dataclass(frozen=True)
-class Temperer:
-    """Leads one population along a path.
+class TemperedSMC:
+    """Runs tempered SMC for several islands of particles at once.
 
     Attributes:
-        moves: at one temperature.
-        islands: how many populations that do not mix.
-        size: particles of each.
-        resample: how to choose ancestors.
-        share: of particles that stay effective from one temperature to the next.
-        together: particles that are worked on at a time.
+        kernels: the MCMC moves.
+        num_islands: populations that share the path but no draw.
+        island_size: particles of each.
+        resampler: the scheme that chooses ancestors.
+        ess_share: the share of particles that stays effective from one temperature to the next.
+        batch_size: particles that are processed at a time.
     """
 
-    moves: Moves
-    islands: int
-    size: int
-    resample: Resampler
-    share: float
-    together: int
+    kernels: MCMCKernels
+    num_islands: int
+    island_size: int
+    resampler: Resampler
+    ess_share: float
+    batch_size: int
 
     @property
-    def num(self) -> int:
-        """Of particles on all islands."""
-        return self.islands * self.size
+    def num_particles(self) -> int:
+        """Particles of all islands."""
+        return self.num_islands * self.island_size
 
-    def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Pool:
-        """Every other draw from the networks, the others from the prior."""
-        target = self.moves.target
-        keys = jax.random.split(rng_key, (POOL // 2 * self.num, 2))
+    def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> InitialDraws:
+        """Initial draws, alternately from the networks and from the prior."""
+        target = self.kernels.target
+        keys = jax.random.split(rng_key, (INITIAL_DRAWS // 2 * self.num_particles, 2))
 
-        def weigh(particle: Particle) -> tuple[Walker, Array]:
-            walker = Walker(particle, target.densities(data, particle))
+        def score(particle: Particle) -> tuple[ScoredParticle, Array]:
+            scored = self.kernels.score(particle, data)
             log_q = target.log_q(networks, data, particle)
-            return walker, jnp.logaddexp(log_q, walker.densities.prior) - np.log(2.0)
+            return scored, jnp.logaddexp(log_q, scored.densities.prior) - np.log(2.0)
 
-        def both(keys: PRNGKeyArray) -> Any:
-            drawn = target.draw(networks, keys[0], data), target.draw_prior(keys[1], data)
-            return jax.vmap(weigh)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn))
+        def draw_pair(keys: PRNGKeyArray) -> tuple[ScoredParticle, Array]:
+            pair = (
+                target.sample_proposal(networks, keys[0], data),
+                target.sample_prior(keys[1], data),
+            )
+            return jax.vmap(score)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair))
 
-        pool = self._each(both, keys)
-        return Pool(*jax.tree.map(lambda leaf: _merged(leaf), pool))
+        return InitialDraws(*jax.tree.map(_merge_axes, self._map_particles(draw_pair, keys)))
 
-    def blank(self) -> Guide:
-        """A guide for pilots, to be filled in."""
-        reals, stops = self.moves.target.num_reals, MOST_TEMPERATURES
-        shape = (2, reals, reals) if 0 < reals <= LARGEST_DENSE else (2, reals)
+    def blank_path(self) -> TemperingPath:
+        """A path for an adaptive run to fill in."""
+        reals, stages = self.kernels.target.num_reals, MAX_TEMPERATURES
+        shape = (2, reals, reals) if 0 < reals <= MAX_DENSE_REALS else (2, reals)
         tuning = Tuning(
-            jnp.zeros((stops, *shape)),
-            jnp.full((stops, 2), 0.3),
-            jnp.ones((stops, len(self.moves.limits))),
+            jnp.zeros((stages, *shape)),
+            jnp.full((stages, 2), 0.3),
+            jnp.ones((stages, len(self.kernels.max_changes))),
         )
-        return Guide(jnp.full(stops, jnp.nan), jnp.zeros(stops, jnp.int32), tuning)
+        return TemperingPath(jnp.full(stages, jnp.nan), jnp.zeros(stages, jnp.int32), tuning)
 
-    def climb(
+    def run(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
         data: Values,
-        pool: Pool,
-        guide: Guide,
-        follow: Bool[Array, ""],
-    ) -> Climb:
-        """From the pool to the posterior; as the guide says, or finding the way."""
-        blank, zero = jnp.full(MOST_TEMPERATURES, jnp.nan), jnp.zeros(self.islands)
-        begun = Climb(
-            jax.tree.map(lambda leaf: leaf[: self.num], pool.walkers),
+        initial: InitialDraws,
+        path: TemperingPath,
+        fixed_path: Bool[Array, ""],
+    ) -> TemperingRun:
+        """All stages, from the initial draws to the posterior.
+
+        Args:
+            networks: by name.
+            rng_key: random key.
+            data: observed values.
+            initial: from `draw`.
+            path: of an earlier run, or from `blank_path`.
+            fixed_path: whether to follow the path; otherwise it is chosen adaptively.
+        """
+        blank, zero = jnp.full(MAX_TEMPERATURES, jnp.nan), jnp.zeros(self.num_islands)
+        num_coordinates = coordinate_matrix(initial.particles.particle).shape[1]
+        state = TemperingState(
+            jax.tree.map(lambda leaf: leaf[: self.num_particles], initial.particles),
             jnp.zeros(()),
-            jnp.zeros(self.num, jnp.int32),
             LogEvidence(zero, zero),
-            zero,
             jnp.zeros((), jnp.int32),
-            jnp.ones(features(pool.walkers.particle).shape[1]),
-            guide,
-            Record(blank, blank, blank, blank),
             jnp.zeros((), bool),
         )
-        place = Place(networks, data, jnp.zeros(()))
+        info = TemperingInfo(zero, jnp.ones(num_coordinates), blank, blank, blank)
+        context = MoveContext(networks, data, jnp.zeros(()))
 
-        def going(climb: Climb) -> Array:
-            return (climb.lam < 1.0) & (climb.stops < MOST_TEMPERATURES) & ~climb.dead
+        def unfinished(run: TemperingRun) -> Array:
+            state = run.state
+            return (state.lam < 1.0) & (state.stage < MAX_TEMPERATURES) & ~state.failed
 
-        end: Climb = jax.lax.while_loop(
-            going, lambda climb: self._stop(rng_key, climb, pool, place, follow), begun
+        end: TemperingRun = jax.lax.while_loop(
+            unfinished,
+            lambda run: self._stage(rng_key, run, initial, context, fixed_path),
+            TemperingRun(state, path, info),
         )
         return end
 
-    def _stop(
-        self, rng_key: PRNGKeyArray, climb: Climb, pool: Pool, place: Place, follow: Array
-    ) -> Climb:
-        """The next temperature: reweigh, resample, move."""
-        stop, first = climb.stops, climb.stops == 0
-        resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stop))
-        candidates = Candidates.of(self, pool, climb)
-        share = jnp.where(first, self.share / POOL, self.share)
-        found = next_temperature(candidates, climb.lam, share, first)
-        lam = jnp.where(follow, climb.guide.lam[stop], found)
-        log_weights = candidates.log_weights(lam)
-        sizes = jax.vmap(ess)(log_weights)
-        number = jnp.where(first, POOL * self.size, self.size)
-        log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(number)
-        tuning = self._tuning(climb, candidates, log_weights, follow)
-        keys = jax.random.split(resample_key, self.islands)
-        chosen = jax.vmap(lambda key, weights: self.resample(key, weights, self.size))(
-            keys, log_weights
-        )
-        walkers, eves = candidates.take(chosen)
-        walkers, tuning, seen = self._rejuvenate(
-            move_key, walkers, place._replace(lam=lam), tuning, stop, climb.guide, follow
-        )
-        return Climb(
-            walkers,
-            lam,
-            eves,
-            climb.log_evidence.add(log_means),
-            climb.variance + jnp.where(sizes > 0, 1 / jnp.maximum(sizes, 1.0) - 1 / number, 0.0),
-            stop + 1,
-            seen.correlation,
-            Guide(
-                climb.guide.lam.at[stop].set(lam),
-                climb.guide.sweeps.at[stop].set(seen.number),
-                jax.tree.map(lambda kept, new: kept.at[stop].set(new), climb.guide.tuning, tuning),
-            ),
-            Record(
-                climb.record.ess.at[stop].set(sizes.sum()),
-                climb.record.trajectory.at[stop].set(seen.acceptance.trajectory),
-                climb.record.changes.at[stop].set(seen.acceptance.changes.mean()),
-                climb.record.correlation.at[stop].set(jnp.max(jnp.abs(seen.correlation))),
-            ),
-            jnp.all(sizes == 0.0),
-        )
-
-    def _tuning(
-        self, climb: Climb, candidates: "Candidates", log_weights: Array, follow: Array
-    ) -> Tuning:
-        """As the guide says; or metrics from the weighted population, the rest as it was."""
-        stop = climb.stops
-        told = jax.tree.map(lambda kept: kept[stop], climb.guide.tuning)
-        last = jax.tree.map(lambda kept: kept[jnp.maximum(stop - 1, 0)], climb.guide.tuning)
-        heaviest = jnp.argsort(-log_weights, 1)[:, : 2 * self.size]
-        rows = _rows(candidates.walkers.particle.z, heaviest)
-        weights = jnp.take_along_axis(log_weights, heaviest, 1).reshape(-1)
-        last = last._replace(metrics=_metrics(rows, jax.nn.softmax(weights)))
-        tuning: Tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), told, last)
-        return tuning
-
-    def _rejuvenate(
+    def _stage(
         self,
         rng_key: PRNGKeyArray,
-        walkers: Walker,
-        place: Place,
+        run: TemperingRun,
+        initial: InitialDraws,
+        context: MoveContext,
+        fixed_path: Bool[Array, ""],
+    ) -> TemperingRun:
+        state, path = run.state, run.path
+        stage, first = state.stage, state.stage == 0
+        resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stage))
+
+        # Reweight
+        candidates = Candidates.of(initial, state, self.num_islands)
+        share = jnp.where(first, self.ess_share / INITIAL_DRAWS, self.ess_share)
+        adaptive = next_temperature(candidates, state.lam, share, first)
+        lam = jnp.where(fixed_path, path.lam[stage], adaptive)
+        log_weights = candidates.log_weights(lam)
+        sizes = jax.vmap(ess)(log_weights)
+        num_weighted = jnp.where(first, INITIAL_DRAWS * self.island_size, self.island_size)
+        log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(num_weighted)
+        variance = jnp.where(sizes > 0, 1 / jnp.maximum(sizes, 1.0) - 1 / num_weighted, 0.0)
+
+        # Resample
+        tuning = self._initial_tuning(run, candidates, log_weights, fixed_path)
+        keys = jax.random.split(resample_key, self.num_islands)
+        ancestors = jax.vmap(lambda k, weights: self.resampler(k, weights, self.island_size))(
+            keys, log_weights
+        )
+        particles = jax.tree.map(lambda leaf: _gather(leaf, ancestors), candidates.particles)
+
+        # Move
+        context = context._replace(lam=lam)
+        particles, tuning, moves = self._move(
+            move_key, particles, context, tuning, stage, path.num_sweeps[stage], fixed_path
+        )
+        state = TemperingState(
+            particles, lam, state.log_evidence.add(log_means), stage + 1, jnp.all(sizes == 0.0)
+        )
+        stage_path = TemperingPath(lam, moves.num_sweeps, tuning)
+        info = TemperingInfo(
+            run.info.variance + variance,
+            moves.correlation,
+            run.info.ess.at[stage].set(sizes.sum()),
+            run.info.trajectory_acceptance.at[stage].set(moves.sweeps.trajectory_acceptance),
+            run.info.change_acceptance.at[stage].set(moves.sweeps.change_acceptance.mean()),
+        )
+        path = jax.tree.map(lambda stages, new: stages.at[stage].set(new), path, stage_path)
+        return TemperingRun(state, path, info)
+
+    def _initial_tuning(
+        self,
+        run: TemperingRun,
+        candidates: "Candidates",
+        log_weights: Float[Array, "islands candidates"],
+        fixed_path: Bool[Array, ""],
+    ) -> Tuning:
+        """Parameters of the first sweep: those of the path, or metrics of the population.
+
+        An adaptive run takes step sizes and numbers of changes from the stage before.
+        """
+        stage, stages = run.state.stage, run.path.tuning
+        fixed = jax.tree.map(lambda leaf: leaf[stage], stages)
+        previous = jax.tree.map(lambda leaf: leaf[jnp.maximum(stage - 1, 0)], stages)
+        heaviest = jnp.argsort(-log_weights, 1)[:, : 2 * self.island_size]
+        z = _gather(candidates.particles.particle.z, heaviest)
+        weights = jnp.take_along_axis(log_weights, heaviest, 1).reshape(-1)
+        adaptive = previous._replace(metrics=hmc_metrics(z, jax.nn.softmax(weights)))
+        tuning: Tuning = jax.tree.map(partial(jnp.where, fixed_path), fixed, adaptive)
+        return tuning
+
+    def _move(
+        self,
+        rng_key: PRNGKeyArray,
+        particles: ScoredParticle,
+        context: MoveContext,
         tuning: Tuning,
-        stop: Int[Array, ""],
-        guide: Guide,
-        follow: Array,
-    ) -> tuple[Walker, Tuning, "Sweeps"]:
-        """Sweeps until the pilots have forgotten where they were; followers make as many."""
-        before, last = features(walkers.particle), place.lam >= 1.0
-        enough = jnp.where(last, LAST_CORRELATION, CORRELATION)
-        most = jnp.where(last, LAST_SWEEPS, SWEEPS)
-        most = jnp.where(follow, guide.sweeps[stop], most)
+        stage: Int[Array, ""],
+        num_sweeps: Int[Array, ""],
+        fixed_path: Bool[Array, ""],
+    ) -> tuple[ScoredParticle, Tuning, MovesInfo]:
+        """Sweeps of moves: `num_sweeps` on a fixed path, otherwise until particles are mixed."""
+        before, last = coordinate_matrix(particles.particle), context.lam >= 1.0
+        max_correlation = jnp.where(last, LAST_MAX_CORRELATION, MAX_CORRELATION)
+        max_sweeps = jnp.where(last, LAST_MAX_SWEEPS, MAX_SWEEPS)
+        max_sweeps = jnp.where(fixed_path, num_sweeps, max_sweeps)
 
-        def sweep(state: tuple[Walker, Tuning, Sweeps]) -> tuple[Walker, Tuning, Sweeps]:
-            walkers, tuning, seen = state
-            keys = jax.random.split(jax.random.fold_in(rng_key, seen.number), self.num)
-            metric = (stop + seen.number) % 2
-            walkers, accepted = self._each(
-                lambda key, walker: self.moves.sweep(key, walker, place, tuning, metric),
+        def sweep(
+            carry: tuple[ScoredParticle, Tuning, MovesInfo],
+        ) -> tuple[ScoredParticle, Tuning, MovesInfo]:
+            particles, tuning, info = carry
+            sweep_key = jax.random.fold_in(rng_key, info.num_sweeps)
+            keys = jax.random.split(sweep_key, self.num_particles)
+            metric = (stage + info.num_sweeps) % 2
+            particles, sweeps = self._map_particles(
+                lambda key, particle: self.kernels.sweep(key, particle, context, tuning, metric),
                 keys,
-                walkers,
+                particles,
             )
-            mean = jax.tree.map(lambda chance: chance.mean(0), accepted)
-            learned = adapted(self.moves, tuning, metric, accepted)
-            tuning = jax.tree.map(lambda a, b: jnp.where(follow, a, b), tuning, learned)
-            count = seen.number + 1
-            seen = Sweeps(
-                count,
-                correlations(before, features(walkers.particle)),
-                jax.tree.map(lambda a, b: a + (b - a) / count, seen.acceptance, mean),
-            )
-            return walkers, tuning, seen
+            adapted = adapt(self.kernels, tuning, metric, sweeps)
+            tuning = jax.tree.map(partial(jnp.where, fixed_path), tuning, adapted)
+            count = info.num_sweeps + 1
+            mean = jax.tree.map(lambda a, b: a + (b.mean(0) - a) / count, info.sweeps, sweeps)
+            correlation = correlations(before, coordinate_matrix(particles.particle))
+            return particles, tuning, MovesInfo(count, correlation, mean)
 
-        begin = Sweeps(
+        def unfinished(carry: tuple[ScoredParticle, Tuning, MovesInfo]) -> Array:
+            info = carry[2]
+            mixed = jnp.max(jnp.abs(info.correlation)) <= max_correlation
+            return (info.num_sweeps < max_sweeps) & (fixed_path | ~mixed)
+
+        info = MovesInfo(
             jnp.zeros((), jnp.int32),
             jnp.ones(before.shape[1]),
-            Acceptance(
-                jnp.zeros(()), jnp.zeros(tuning.changes.shape), jnp.zeros(()), jnp.zeros(())
-            ),
+            SweepInfo.initial(len(self.kernels.max_changes), 0.0),
         )
-
-        def going(state: tuple[Walker, Tuning, Sweeps]) -> Array:
-            unlike = jnp.max(jnp.abs(state[2].correlation)) <= enough
-            return (state[2].number < most) & (follow | ~unlike)
-
-        result: tuple[Walker, Tuning, Sweeps] = jax.lax.while_loop(
-            going, sweep, (walkers, tuning, begin)
+        result: tuple[ScoredParticle, Tuning, MovesInfo] = jax.lax.while_loop(
+            unfinished, sweep, (particles, tuning, info)
         )
         return result
 
-    def _each(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The function of every particle, so many at a time."""
-        if self.together >= jax.tree.leaves(arguments)[0].shape[0]:
-            return jax.vmap(function)(*arguments)
-        return jax.lax.map(lambda args: function(*args), arguments, batch_size=self.together)
+    def _map_particles(self, fn: Callable[..., Any], *arguments: Any) -> Any:
+        """The function of every particle, `batch_size` of them at a time."""
+        if self.batch_size >= jax.tree.leaves(arguments)[0].shape[0]:
+            return jax.vmap(fn)(*arguments)
+        return jax.lax.map(lambda args: fn(*args), arguments, batch_size=self.batch_size)
 
 
 class Candidates(NamedTuple):
-    """Whom to choose the next population from: the pool at first, the walkers ever after.
+    """The particles from which a stage resamples.
 
-    Axes are islands, then the pool's draws, then the walkers; the log weight at the next λ is
-    `base` + λ log p(y | x), and −inf for those who are not to be chosen.
+    The candidates of each island are the initial draws, followed by the particles of the stage
+    before. Their log weight at λ is `log_base` + λ log p(y | x), and −inf for particles at the
+    first stage and for initial draws later on.
     """
 
-    walkers: Walker
-    base: Float[Array, "islands candidates"]
-    eves: Int[Array, "islands candidates"]
+    particles: ScoredParticle
+    log_base: Float[Array, "islands candidates"]
 
     @staticmethod
-    def of(temperer: Temperer, pool: Pool, climb: Climb) -> "Candidates":
-        """Of each island, those that have come furthest."""
+    def of(initial: InitialDraws, state: TemperingState, num_islands: int) -> "Candidates":
+        """The candidates of the next stage."""
 
-        def joined(pool: Array, walkers: Array) -> Array:
-            shape = (temperer.islands, pool.shape[0] // temperer.islands, *pool.shape[1:])
-            return jnp.concatenate(
-                [pool.reshape(shape), walkers.reshape(shape[0], temperer.size, *shape[2:])], 1
-            )
+        def by_island(leaf: Array) -> Array:
+            return leaf.reshape(num_islands, leaf.shape[0] // num_islands, *leaf.shape[1:])
 
-        first = climb.stops == 0
-        at_start = pool.walkers.densities.prior - pool.log_start
-        at_walkers = -climb.lam * climb.walkers.densities.likelihood
-        base = joined(jnp.where(first, at_start, -jnp.inf), jnp.where(first, -jnp.inf, at_walkers))
-        founders = jnp.tile(jnp.arange(POOL * temperer.size, dtype=jnp.int32), temperer.islands)
-        walkers = jax.tree.map(joined, pool.walkers, climb.walkers)
-        return Candidates(walkers, base, joined(founders, climb.eves))
+        def join(of_draws: Array, of_particles: Array) -> Array:
+            return jnp.concatenate([by_island(of_draws), by_island(of_particles)], 1)
 
-    def log_weights(self, lam: Array) -> Float[Array, "islands candidates"]:
-        """At a temperature."""
-        likelihood = self.walkers.densities.likelihood
-        log_weights, _ = drop_nonfinite(self.base + lam * likelihood)
+        first = state.stage == 0
+        of_draws = initial.particles.densities.prior - initial.log_mixture
+        of_particles = -state.lam * state.particles.densities.likelihood
+        log_base = join(
+            jnp.where(first, of_draws, -jnp.inf), jnp.where(first, -jnp.inf, of_particles)
+        )
+        return Candidates(jax.tree.map(join, initial.particles, state.particles), log_base)
+
+    def log_weights(self, lam: Float[Array, ""]) -> Float[Array, "islands candidates"]:
+        """Log weights at a temperature."""
+        likelihood = self.particles.densities.likelihood
+        log_weights, _ = drop_nonfinite(self.log_base + lam * likelihood)
         return jnp.where(jnp.isneginf(likelihood), -jnp.inf, log_weights)
-
-    def take(
-        self, chosen: Int[Array, "islands particles"]
-    ) -> tuple[Walker, Int[Array, " particles"]]:
-        """The chosen of each island, islands one after the other."""
-        walkers: Walker = jax.tree.map(lambda leaf: _rows(leaf, chosen), self.walkers)
-        return walkers, _rows(self.eves, chosen)
-
-
-class Sweeps(NamedTuple):
-    """How the moves at one temperature went."""
-
-    number: Int[Array, ""]
-    correlation: Float[Array, " coordinates"]
-    acceptance: Acceptance
 
 
 def next_temperature(
-    candidates: Candidates, lam: Float[Array, ""], share: Array, first: Array
+    candidates: Candidates,
+    lam: Float[Array, ""],
+    share: Float[Array, ""],
+    first: Bool[Array, ""],
 ) -> Float[Array, ""]:
-    """The largest λ' ≤ 1 found at which the wanted share of those with any weight is effective.
+    """The largest λ' ≤ 1 at which the wanted share of the candidates with weight is effective.
 
-    Among steps over forty powers of e; then between the best and the next by bisection. From the
-    pool a step may fit that is longer than one that does not: if q is right, but the prior far off.
+    A grid of log steps is searched, and then the interval above the best of them by bisection. From
+    the initial draws a long step may be possible where a shorter one is not: if q is right, but the
+    prior is far off. Later the effective sample size falls with the step.
     """
-    alive = jnp.sum(jnp.isfinite(candidates.log_weights(lam)))
-    left = 1.0 - lam
+    num_alive = jnp.sum(jnp.isfinite(candidates.log_weights(lam)))
+    remaining = 1.0 - lam
 
-    def fits(log_step: Array) -> Array:
-        log_weights = candidates.log_weights(lam + left * jnp.exp(log_step))
-        return ess(log_weights.reshape(-1)) >= share * alive
+    def is_possible(log_step: Array) -> Array:
+        log_weights = candidates.log_weights(lam + remaining * jnp.exp(log_step))
+        return ess(log_weights.reshape(-1)) >= share * num_alive
 
-    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def bisect(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = 0.5 * (low + high)
-        fit = fits(middle)
-        return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
+        possible = is_possible(middle)
+        return jnp.where(possible, middle, low), jnp.where(possible, high, middle)
 
     grid = jnp.linspace(-40.0, 0.0, 81)
-    fit = jax.lax.map(fits, grid)
-    # walkers lose ever more from where they are; only the pool has a second chance
-    fit = jnp.where(first, fit, jnp.cumprod(fit) == 1)
-    best = jnp.max(jnp.where(fit, jnp.arange(grid.size), 0))
-    start = (grid[best], grid[jnp.minimum(best + 1, grid.size - 1)])
-    low, _ = jax.lax.fori_loop(0, 12, halve, start)
-    return jnp.where(fit[-1], 1.0, jnp.minimum(lam + left * jnp.exp(low), 1.0))
+    possible = jax.lax.map(is_possible, grid)
+    possible = jnp.where(first, possible, jnp.cumprod(possible) == 1)
+    best = jnp.max(jnp.where(possible, jnp.arange(grid.size), 0))
+    interval = (grid[best], grid[jnp.minimum(best + 1, grid.size - 1)])
+    log_step, _ = jax.lax.fori_loop(0, 12, bisect, interval)
+    longest = jnp.minimum(lam + remaining * jnp.exp(log_step), 1.0)
+    return jnp.where(possible[-1], 1.0, longest)
 
 
-def correlations(
-    before: Float[Array, "particles coordinates"], now: Float[Array, "particles coordinates"]
-) -> Float[Array, " coordinates"]:
-    """Of each coordinate before and after moves; 0 where nearly all particles have one value."""
-    x, y = before - before.mean(0), now - now.mean(0)
-    scale = jnp.sqrt(jnp.mean(x**2, 0) * jnp.mean(y**2, 0))
-    common = jnp.mean(before == jnp.median(before, 0), 0) > 0.99
-    found = jnp.mean(x * y, 0) / jnp.where(scale > 0, scale, 1.0)
-    return jnp.where(common | (scale == 0), 0.0, found)
+def _gather(leaf: Array, indices: Int[Array, "islands number"]) -> Array:
+    """Rows of each island, islands one after the other."""
+    return _merge_axes(jax.vmap(lambda rows, chosen: rows[chosen])(leaf, indices))
 
 
-def features(particles: Particle) -> Float[Array, "particles coordinates"]:
-    """All coordinates of particles as numbers."""
-    number = particles.z.shape[0]
-    parts = [value.reshape(number, -1).astype(float) for value in particles.discrete.values()]
-    return jnp.concatenate([particles.z, *parts], 1)
-
-
-def _rows(leaf: Array, places: Int[Array, "islands number"]) -> Array:
-    """Entries of each island, islands one after the other."""
-    taken = jax.vmap(lambda rows, chosen: rows[chosen])(leaf, places)
-    return _merged(taken)
-
-
-def _merged(leaf: Array) -> Array:
+def _merge_axes(leaf: Array) -> Array:
     """The first two axes as one."""
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-
-
-def _metrics(rows: Float[Array, "rows reals"], weights: Float[Array, " rows"]) -> Array:
-    """Covariances of weighted rows: of all, and of neighbours.
-
-    Where there are modes far apart, neighbours still tell the shape of each.
-    """
-    alive = weights > 0
-    mean = weights @ jnp.where(alive[:, None], rows, 0.0)
-    centred = jnp.where(alive[:, None], rows - mean, 0.0)
-    overall = _covariance(centred, weights)
-    spread = np.linspace(0, len(rows) - 1, min(NEIGHBOURS, len(rows))).astype(int)
-    some, few = centred[spread], weights[spread]
-    scaled = some / jnp.sqrt(_variances(centred, weights))
-    squares = jnp.sum(scaled**2, 1)
-    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
-    # copies of a particle, and those without weight, are nobody's neighbours
-    apart = (distances > 1e-10) & alive[spread]
-    nearest = jnp.argmin(jnp.where(apart, distances, jnp.inf), 1)
-    few = jnp.where(jnp.any(apart, 1), few, 0.0)
-    local = _covariance(some - some[nearest], few / jnp.maximum(few.sum(), 1e-30))
-    return jnp.stack([overall, local])
-
-
-def _variances(centred: Array, weights: Array) -> Float[Array, " reals"]:
-    return jnp.maximum(weights @ centred**2, 1e-12)
-
-
-def _covariance(centred: Float[Array, "rows reals"], weights: Float[Array, " rows"]) -> Array:
-    """Of weighted rows, or its diagonal; correlations are shrunk by as much as is noise."""
-    variances, number = _variances(centred, weights), centred.shape[1]
-    if number > LARGEST_DENSE or number == 0:
-        return variances
-    scales = jnp.sqrt(variances)
-    scaled = centred / scales
-    correlations = (weights[:, None] * scaled).T @ scaled
-    effective = 1 / jnp.maximum(jnp.sum(weights**2), 1e-30)
-    shrunk = correlations * effective / (effective + number)
-    correlations = jnp.where(np.eye(number, dtype=bool), 1.0, shrunk)
-    return scales[:, None] * correlations * scales

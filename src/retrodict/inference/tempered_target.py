@@ -1,11 +1,11 @@
-"""A proposal and a data set in; particles as coordinates that moves can change, and back, out.
+"""The tempered target in unconstrained coordinates.
 
-The continuous latents of a particle are one row of real numbers z, by the bijections that the
-networks use; the discrete latents stay as they are. Densities are of these coordinates, with the
-Jacobian of the bijections.
+The continuous latents of a particle are one vector z of real numbers, by the bijections that the
+networks use; discrete latents keep their values. Densities are those of z, with the Jacobian of the
+bijections.
 
-Latents that nothing observed depends on are drawn from the model's own conditional. They do not
-take part here, and are drawn when all else is known.
+Latents that nothing observed depends on are sampled from the model's own conditional. They are no
+coordinates of the target, and are sampled when all else is known.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from retrodict.estimators.coordinates import Latent, blocks, coordinate_table, flatten, unflatten
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 from retrodict.graph.graph import Graph
-from retrodict.graph.program import Evaluation
+from retrodict.inference.site_densities import SiteDensities
+from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.inverse.factors import Factor
 from retrodict.proposal.factor_proposals import Networks
 from retrodict.proposal.proposal import Proposal
@@ -29,22 +30,46 @@ from retrodict.types import Values
 
 
 class Particle(NamedTuple):
-    """The latents of one particle: reals in a row, the others as they are."""
+    """The coordinates of one particle.
+
+    Attributes:
+        z: unconstrained coordinates of the continuous latents.
+        discrete: values of the discrete latents, by site.
+    """
 
     z: Float[Array, " reals"]
     discrete: dict[str, Array]
 
 
-class Densities(NamedTuple):
-    """Logarithms at one particle: of its coordinates under the prior, and of the data given it."""
+class Constrained(NamedTuple):
+    """The latents at some coordinates.
+
+    Attributes:
+        values: by site.
+        log_jacobian: log |dx/dz|.
+        representable: whether floats can hold the values. Beyond the range of floats the values
+            are constant in z, and a density of z would not be integrable.
+    """
+
+    values: dict[str, Array]
+    log_jacobian: Float[Array, ""]
+    representable: Bool[Array, ""]
+
+
+class LogDensities(NamedTuple):
+    """Log density of a particle's coordinates under the prior, and log p(y | x)."""
 
     prior: Float[Array, ""]
     likelihood: Float[Array, ""]
 
 
 @dataclass(frozen=True)
-class Target:
-    """Densities of particles, given networks and data."""
+class TemperedTarget:
+    """Densities of particles given data.
+
+    Attributes:
+        proposal: of the model; its networks give log q.
+    """
 
     proposal: Proposal
 
@@ -54,29 +79,38 @@ class Target:
         return self.proposal.graph
 
     @cached_property
-    def own(self) -> frozenset[str]:
-        """Latents drawn from the model's own conditional."""
-        return frozenset(n for f in self.proposal.inverse.factors if f.own for n in f.latents)
+    def schedule(self) -> DensitySchedule:
+        """Which densities are counted."""
+        return DensitySchedule(self.proposal.inverse)
+
+    @cached_property
+    def site_densities(self) -> SiteDensities:
+        """Evaluates the model's densities."""
+        return SiteDensities(self.graph)
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
-        """The factors that have a network."""
-        return tuple(f for f in self.proposal.inverse.factors if not f.own)
+        """The factors that are not sampled from the model's own conditional."""
+        return tuple(
+            factor
+            for factor in self.proposal.inverse.factors
+            if self.schedule.prior_latents.isdisjoint(factor.latents)
+        )
 
     @cached_property
     def continuous(self) -> tuple[Latent, ...]:
-        """The latents whose coordinates are real."""
-        return tuple(latent for latent in self._latents if _is_real(latent))
+        """The latents with real coordinates."""
+        return tuple(latent for latent in self._latents if _is_continuous(latent))
 
     @cached_property
     def discrete(self) -> tuple[Latent, ...]:
-        """The other latents."""
-        return tuple(latent for latent in self._latents if not _is_real(latent))
+        """The discrete latents."""
+        return tuple(latent for latent in self._latents if not _is_continuous(latent))
 
     @cached_property
     def _latents(self) -> tuple[Latent, ...]:
         sites = self.graph.sites
-        names = [name for name in self.graph.latent if name not in self.own]
+        names = [name for name in self.graph.latent if name in self.schedule.counted]
         return tuple(Latent(name, sites[name].support, sites[name].shape) for name in names)
 
     @property
@@ -84,8 +118,8 @@ class Target:
         """The length of z."""
         return sum(block.size for block in blocks(self.continuous)) if self.continuous else 0
 
-    def split(self, values: Values) -> Particle:
-        """Coordinates of a draw of the latents."""
+    def unconstrain(self, values: Values) -> Particle:
+        """The coordinates of latents."""
         discrete = {latent.name: jnp.asarray(values[latent.name]) for latent in self.discrete}
         if not self.continuous:
             return Particle(jnp.zeros(0), discrete)
@@ -93,24 +127,18 @@ class Target:
         z, _ = unconstrain(row, self._constants, self._bijections)
         return Particle(z, discrete)
 
-    def join(
-        self, particle: Particle
-    ) -> tuple[dict[str, Array], Float[Array, ""], Bool[Array, ""]]:
-        """The latents at some coordinates, log |dx/dz|, and whether floats reach that far.
-
-        Beyond the range of floats values stop at the last one, and a density of z would go on
-        without end.
-        """
+    def constrain(self, particle: Particle) -> Constrained:
+        """The latents at some coordinates."""
         values = dict(particle.discrete)
         if not self.continuous:
-            return values, jnp.zeros(()), jnp.ones((), bool)
+            return Constrained(values, jnp.zeros(()), jnp.ones((), bool))
         row = constrain(particle.z, self._constants, self._bijections)
-        back, log_slope = unconstrain(row, self._constants, self._bijections)
-        drawn = unflatten(self.continuous, row)
-        _, log_slope_of_vectors = flatten(self.continuous, drawn)
-        values |= {n: v.astype(self.graph.sites[n].dtype) for n, v in drawn.items()}
-        reached = jnp.all(jnp.abs(back - particle.z) <= 0.01 * (1 + jnp.abs(particle.z)))
-        return values, log_slope.sum() + log_slope_of_vectors, reached
+        z, log_slope = unconstrain(row, self._constants, self._bijections)
+        latents = unflatten(self.continuous, row)
+        _, log_slope_of_vectors = flatten(self.continuous, latents)
+        values |= {n: v.astype(self.graph.sites[n].dtype) for n, v in latents.items()}
+        representable = jnp.all(jnp.abs(z - particle.z) <= 0.01 * (1 + jnp.abs(particle.z)))
+        return Constrained(values, log_slope.sum() + log_slope_of_vectors, representable)
 
     @property
     def _constants(self) -> Coordinate[Array]:
@@ -120,60 +148,61 @@ class Target:
     def _bijections(self) -> tuple[int, ...]:
         return tuple(int(code) for code in np.unique(coordinate_table(self.continuous).bijection))
 
-    def _run(self, data: Values, values: Values) -> Evaluation:
-        """The model at some latents; those of `own` are drawn, and not to be used."""
-        return self.graph.program.run(jax.random.key(0), {**data, **values})
-
-    def densities(self, data: Values, particle: Particle) -> Densities:
-        """The model's; −inf where floats do not reach, or arithmetic failed."""
-        values, volume, reached = self.join(particle)
-        found = self._run(data, values).log_density
-        sums: dict[bool, Array] = {True: jnp.zeros(()), False: jnp.zeros(())}
-        for name, density in found.items():
-            if name not in self.own:
-                observed = self.graph.sites[name].observed
-                sums[observed] = sums[observed] + density.sum()
-        prior = jnp.where(reached, _sound(sums[False] + volume), -jnp.inf)
-        return Densities(prior, _sound(sums[True]))
+    def log_densities(self, data: Values, particle: Particle) -> LogDensities:
+        """The model's densities; −inf where values are not representable or arithmetic failed."""
+        values, log_jacobian, representable = self.constrain(particle)
+        densities = self.site_densities.totals(self.schedule.counted, {**data, **values})
+        observed = set(self.graph.observed)
+        prior = (density for name, density in densities.items() if name not in observed)
+        likelihood = (density for name, density in densities.items() if name in observed)
+        log_prior = _reject_failures(sum(prior, jnp.zeros(())) + log_jacobian)
+        return LogDensities(
+            jnp.where(representable, log_prior, -jnp.inf),
+            _reject_failures(sum(likelihood, jnp.zeros(()))),
+        )
 
     def log_q(self, networks: Networks, data: Values, particle: Particle) -> Float[Array, ""]:
-        """The networks' density of the coordinates."""
-        values, volume, _ = self.join(particle)
+        """The proposal's log density of the coordinates."""
+        values, log_jacobian, _ = self.constrain(particle)
         scope = self.scope(data, values)
-        copies = (self.copies(networks, factor, scope, values) for factor in self.factors)
-        return _sound(sum((log_q.sum() for log_q in copies), volume))
+        log_qs = (self.factor_log_q(networks, f, scope, values) for f in self.factors)
+        return _reject_failures(sum((log_q.sum() for log_q in log_qs), log_jacobian))
 
     def scope(self, data: Values, values: Values) -> Scope:
-        """What the factors are conditioned on."""
-        carries = self._run(data, values).carries
+        """What the factors are conditioned on, with the carries of scans."""
+        carries = self.graph.program.run(jax.random.key(0), {**data, **values}).carries
         return self.proposal.scope({**data, **values}, carries)
 
-    def copies(
+    def factor_log_q(
         self, networks: Networks, factor: Factor, scope: Scope, latents: Values
     ) -> Float[Array, "*copies"]:
         """log q of every copy of a factor at some values of its latents."""
         return self.proposal.log_prob_of(networks, factor, scope, latents)
 
-    def draw(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Particle:
-        """A particle from the networks."""
-        return self.split(self.proposal.draw(networks, rng_key, data)[0])
+    def sample_proposal(self, networks: Networks, rng_key: PRNGKeyArray, data: Values) -> Particle:
+        """A particle from the proposal."""
+        return self.unconstrain(self.proposal.draw(networks, rng_key, data)[0])
 
-    def draw_prior(self, rng_key: PRNGKeyArray, data: Values) -> Particle:
-        """A particle from the prior; covariates that are observed sites are as observed."""
-        return self.split(self.graph.program.run(rng_key, data).values)
+    def sample_prior(self, rng_key: PRNGKeyArray, data: Values) -> Particle:
+        """A particle from the prior; covariates that are observed sites keep their values."""
+        return self.unconstrain(self.graph.program.run(rng_key, data).values)
 
     def complete(self, rng_key: PRNGKeyArray, data: Values, particle: Particle) -> dict[str, Array]:
-        """All latents, those of `own` drawn now, and the deterministic sites."""
-        values, _, _ = self.join(particle)
-        found = self.graph.program.run(rng_key, {**data, **values})
-        return {**{name: found.values[name] for name in self.graph.latent}, **found.deterministic}
+        """All latents of a particle, those from the model's own conditional sampled now.
+
+        The model's deterministic sites are included.
+        """
+        values = self.constrain(particle).values
+        evaluation = self.graph.program.run(rng_key, {**data, **values})
+        latents = {name: evaluation.values[name] for name in self.graph.latent}
+        return {**latents, **evaluation.deterministic}
 
 
-def _is_real(latent: Latent) -> bool:
+def _is_continuous(latent: Latent) -> bool:
     return blocks((latent,))[0].kind == "mixture"
 
 
-def _sound(log_density: Array) -> Array:
-    """NaN and +inf tell of arithmetic that failed: no particle may stand there."""
+def _reject_failures(log_density: Array) -> Array:
+    """−inf in place of NaN and +inf, which show that arithmetic failed."""
     failed = jnp.isnan(log_density) | jnp.isposinf(log_density)
     return jnp.where(failed, -jnp.inf, log_density)

@@ -1,15 +1,13 @@
-"""An inverse in; whether it is a tree over plates, and where its densities are counted, out.
-
-What divide and conquer needs to know of the structure, see `retrodict.divide`.
-"""
+"""Whether an inverse is a tree over plates, as divide and conquer requires."""
 
 from retrodict.graph.graph import Graph
+from retrodict.inverse.density_schedule import DensitySchedule
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 
 
 def divisible(inverse: Inverse) -> bool:
-    """Whether the factors form a tree over plates, drawn from the leaves to the root."""
+    """Whether the factors form a tree over plates, sampled from the leaves to the root."""
     graph, factors = inverse.graph, inverse.factors
     if graph.scan_lengths or any(factor.own for factor in factors):
         return False
@@ -17,9 +15,9 @@ def divisible(inverse: Inverse) -> bool:
 
 
 def _is_local(graph: Graph, factor: Factor) -> bool:
-    """Whether a copy of a factor looks only at latents of its own plate elements."""
+    """Whether a copy of a factor reads only latents of its own plate elements."""
     if set(graph.sites[factor.latents[0]].plates) != set(factor.plates):
-        return False  # elements drawn jointly belong to one population
+        return False  # elements sampled jointly belong to one population
     for seen in factor.inputs:
         site = graph.sites[seen.site]
         if site.observed:
@@ -32,33 +30,8 @@ def _is_local(graph: Graph, factor: Factor) -> bool:
     return True
 
 
-def counted(inverse: Inverse) -> dict[str, int]:
-    """The factor at which each site's density is counted; −1 where it needs no latents.
-
-    That is where its last variable has arrived and the populations are of plates it lies in; the
-    number of factors, where there is no such one.
-    """
-    graph, factors = inverse.graph, inverse.factors
-    drawn = {name: n for n, factor in enumerate(factors) for name in factor.latents}
-    when = {}
-    for name, site in graph.sites.items():
-        arrived = max(drawn.get(n, -1) for n in (name, *graph.parents(name)))
-        fits = [
-            n
-            for n, factor in enumerate(factors)
-            if n >= arrived and set(factor.plates) <= set(site.plates)
-        ]
-        when[name] = -1 if arrived < 0 else min(fits, default=len(factors))
-    return when
-
-
 def needing_marginals(inverse: Inverse) -> list[Factor]:
-    """Factors whose latents are weighted before their own prior is counted."""
+    """Factors whose latents are weighted before their prior is counted."""
     if not divisible(inverse):
         return []
-    when = counted(inverse)
-    return [
-        factor
-        for number, factor in enumerate(inverse.factors)
-        if any(when[name] > number for name in factor.latents)
-    ]
+    return [inverse.factors[stage] for stage in DensitySchedule(inverse).marginal_stages]

@@ -1,0 +1,169 @@
+"""Choice of the inference method that `auto` uses, by trying the candidates on synthetic data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
+from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
+from retrodict.inference.samplers import Settings, candidate_methods, first_choice, make_sampler
+from retrodict.inference.vmap_batches import batched_vmap
+from retrodict.particles.out_of_distribution import NUM_DATASETS, PriorPredictiveReference
+from retrodict.particles.weights import LogEvidence
+from retrodict.proposal.factor_proposals import Networks
+from retrodict.proposal.proposal import Proposal
+from retrodict.training.prior_datasets import simulate_datasets
+from retrodict.types import Values
+
+PLAN_DATASETS, PLAN_REPEATS = 16, 8
+FEWEST_PARTICLES, PLAN_PARTICLES = 50, 200
+# The most that networks work on in all runs of one method.
+PLAN_BYTES = 2**30
+PLAN_MEMORY = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which method `auto` uses, and why.
+
+    Attributes:
+        method: the best on held-out synthetic data.
+        ess: for each candidate, the median over data sets of 1 / (Var[log Ẑ] + 1/K): how many
+            independent draws from the posterior would give an evidence as precise. For importance
+            sampling it is the usual effective sample size; for SMC, whose effective sample size is
+            large right after resampling, it includes the loss of all stages.
+        num_particles: K in these runs.
+        num_datasets: the number of data sets.
+        reference: statistics of synthetic data sets, with which other data sets are compared.
+    """
+
+    method: str
+    ess: Mapping[str, float] = field(default_factory=dict)
+    num_particles: int = 0
+    num_datasets: int = 0
+    reference: PriorPredictiveReference | None = None
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "Plan":
+        """The plan that was written into a file."""
+        reference = plain.get("reference")
+        if reference is not None:
+            reference = PriorPredictiveReference.from_json(reference)
+        return Plan(**{**plain, "reference": reference})
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Compares the candidate methods of a model on synthetic data sets.
+
+    Attributes:
+        proposal: samples the latents.
+        networks: by name.
+    """
+
+    proposal: Proposal
+    networks: Networks
+
+    def plan(self, rng_key: PRNGKeyArray) -> Plan:
+        """Choose the method whose evidence is most precise.
+
+        The data sets are kept as a reference, with the evidence that this method finds for them.
+        """
+        data_key, run_key = jax.random.split(rng_key)
+        graph = self.proposal.graph
+        draws, _ = simulate_datasets(graph, self.proposal.sample_prior, data_key, NUM_DATASETS)
+        data = {name: draws[name] for name in graph.observed}
+        num_runs = PLAN_DATASETS * PLAN_REPEATS
+        keys = jax.random.split(run_key, num_runs)
+
+        method, effective = first_choice(self.proposal), {}
+        # With one stage there is nothing to resample, and so nothing to choose.
+        if len(self.proposal.stages) > 1 or method != "importance":
+            effective = self._effective_sizes(keys, data)
+            method = max(effective, key=effective.__getitem__)
+        # As many rows as in the comparison, so that no other program is compiled.
+        log_evidence = self._log_evidence(method, keys, _rows(data, np.arange(num_runs)))
+        reference = PriorPredictiveReference.from_datasets(graph, data, log_evidence)
+        if not effective:
+            return Plan(method, reference=reference)
+        return Plan(method, effective, self.num_particles, PLAN_DATASETS, reference)
+
+    def _effective_sizes(
+        self, keys: PRNGKeyArray, data: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, float]:
+        """For each candidate, the median of 1 / (Var[log Ẑ] + 1/K) over data sets."""
+        repeated = _rows(data, np.repeat(np.arange(PLAN_DATASETS), PLAN_REPEATS))
+        effective = {}
+        for method in candidate_methods(self.proposal):
+            runs = self._log_evidence(method, keys, repeated).reshape(PLAN_DATASETS, PLAN_REPEATS)
+            with np.errstate(invalid="ignore"):
+                variance = np.nan_to_num(np.var(runs, axis=1, ddof=1), nan=np.inf)
+            effective[method] = float(np.median(1 / (variance + 1 / self.num_particles)))
+        return effective
+
+    def _log_evidence(
+        self, method: str, keys: PRNGKeyArray, data: Mapping[str, np.ndarray[Any, Any]]
+    ) -> np.ndarray[Any, Any]:
+        """The log evidence of every data set."""
+        threshold = jnp.asarray(0.0 if method == "importance" else 0.5)
+        program = self._divide if method == "divide" else self._smc
+        run = partial(program, self.networks, threshold)
+        size = batch_size(self.proposal.graph, self.num_particles, keys.shape[0], PLAN_MEMORY)
+        log_evidence: LogEvidence = map_datasets(run, keys, data, size)
+        return log_evidence.value()
+
+    @cached_property
+    def _smc(self) -> Callable[..., LogEvidence]:
+        return evidence_program(self.proposal, "smc", self.num_particles)
+
+    @cached_property
+    def _divide(self) -> Callable[..., LogEvidence]:
+        return evidence_program(self.proposal, "divide", self.num_particles)
+
+    @cached_property
+    def num_particles(self) -> int:
+        """Particles of every run: fewer where they are expensive, as in a long series."""
+        lengths = self.proposal.graph.scan_lengths
+        bytes_each = sum(
+            self.proposal.working_bytes(self.networks, stage)
+            * (1 if stage.scan is None else lengths[stage.scan])
+            for stage in self.proposal.stages
+        )
+        affordable = PLAN_BYTES // (PLAN_DATASETS * PLAN_REPEATS * max(bytes_each, 1))
+        return int(np.clip(affordable, FEWEST_PARTICLES, PLAN_PARTICLES))
+
+
+def evidence_program(
+    proposal: Proposal, method: str, num_particles: int
+) -> Callable[..., LogEvidence]:
+    """The log evidence of many data sets by SMC or divide and conquer, compiled.
+
+    The threshold of SMC is an argument of the program. With a threshold of zero it is importance
+    sampling, which so needs no program of its own.
+    """
+
+    def log_evidence(
+        networks: Networks, threshold: Array, rng_key: PRNGKeyArray, data: Values
+    ) -> LogEvidence:
+        sampler = make_sampler(proposal, Settings(num_particles, method), threshold)
+        population, _ = sampler.run(networks, rng_key, data)
+        return population.log_evidence
+
+    def run(networks: Networks, threshold: Array, keys: PRNGKeyArray, data: Values) -> Any:
+        bytes_each = working_bytes(proposal, networks, num_particles)
+        return batched_vmap(partial(log_evidence, networks, threshold), bytes_each, keys, data)
+
+    return CompiledFunction(run, FAST_COMPILE)
+
+
+def _rows(
+    data: Mapping[str, np.ndarray[Any, Any]], rows: np.ndarray[Any, Any]
+) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: value[rows] for name, value in data.items()}
