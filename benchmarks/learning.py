@@ -1,12 +1,12 @@
-"""A model of the paper and a recipe in; held-out loss over time out, as JSON, network by network.
+"""Held-out loss over time of a model of the paper, trained by some recipe, as JSON.
 
-`python -m benchmarks.learning RECIPE MODEL SECONDS`, for `benchmarks.compiling`. `ours` is what
-`rd.compile` does with default options. `raw` is the paper's recipe (sec. 3.4 and 5) with our parts:
-its inverse and its sizes, rectified units, plain inputs side by side in place of pooled and scaled
-ones, latents neither standardised nor reordered, no guides, Adam at a constant 1e-3 without
-clipping or averaging, and every pass over new data. `scaled` is the same with our scaling of inputs
-and latents. Latents with bounds are on the real line in all of them: Gaussians on a rate itself
-would have mass where it cannot be.
+`python -m benchmarks.learning RECIPE MODEL SECONDS`, for `benchmarks.compiling`. `ours` is
+`rd.compile` with default options. `raw` is the paper's recipe (sec. 3.4 and 5) with our components:
+its inverse and its sizes, rectified units, concatenated inputs in place of pooled and scaled ones,
+latents neither standardised nor reordered, no guides, Adam at a constant 1e-3 without clipping or
+averaging, and every pass over new data. `scaled` is the same with our scaling of inputs and
+latents. Bounded latents are mapped to the real line in all recipes: Gaussians on a rate itself
+would have mass outside its support.
 """
 
 import json
@@ -24,8 +24,9 @@ from jax import Array
 import retrodict as rd
 from retrodict.demos import models
 from retrodict.estimators import conditional, encoders, made
-from retrodict.estimators.conditional import MADE
-from retrodict.estimators.encoders import Context, Encoder, Set
+from retrodict.estimators.conditional import MADE, has_weights
+from retrodict.estimators.encoders import Context, Elements, Encoder, Set
+from retrodict.estimators.estimator import Estimator
 from retrodict.estimators.features import Scaling, Value, ValueEncoder
 from retrodict.proposal.proposal import Proposal
 from retrodict.training import train
@@ -51,20 +52,20 @@ SETUPS = {
 }
 
 
-class Plain(ValueEncoder):
-    """A value as it is."""
+class UnscaledEncoder(ValueEncoder):
+    """The values themselves."""
 
     def __call__(self, x: Array) -> Array:
-        """The value's numbers."""
+        """The value as a vector."""
         return jnp.ravel(jnp.asarray(x)).astype(float)
 
-    def fit(self, x: Array, there: Array | None) -> "Plain":
-        """Nothing to learn."""
+    def fit(self, x: Array, exists: Array | None) -> "UnscaledEncoder":
+        """There is nothing to fit."""
         return self
 
 
-class SideBySide(eqx.Module):
-    """All elements of a plate of known size, one after the other."""
+class ConcatenatingEncoder(eqx.Module):
+    """The features of all elements of a plate of fixed size, concatenated."""
 
     spec: Set = eqx.field(static=True)
     number: int = eqx.field(static=True)
@@ -72,37 +73,38 @@ class SideBySide(eqx.Module):
 
     @property
     def size(self) -> int:
-        """How many features."""
+        """The number of features."""
         return self.number * sum(element.size for element in self.elements)
 
-    def __call__(self, context: Context) -> Array:
+    def __call__(self, context: Context | Elements) -> Array:
         """Features of all elements."""
         features, _ = encoders._encode_elements(self, context)
         return jnp.ravel(features)
 
-    def fit(self, context: Context, there: Array | None) -> "SideBySide":
-        """Learn the scalings of the elements."""
-        parts = encoders.parts_of(self.spec, context)
+    def fit(self, context: Context | Elements, exists: Array | None) -> "ConcatenatingEncoder":
+        """Fit the scalings of the elements."""
+        values = encoders.as_elements(self.spec, context).values
+        parts = encoders.element_values(self.spec, values)
         fitted = [
-            encoders.fit_encoder(e, part, there)
+            encoders.fit_encoder(e, part, exists)
             for e, part in zip(self.elements, parts, strict=True)
         ]
-        return SideBySide(self.spec, self.number, tuple(fitted))
+        return ConcatenatingEncoder(self.spec, self.number, tuple(fitted))
 
 
 def follow_the_paper(setup: Setup, scaled: bool) -> None:
-    """Take out of this process what the paper does not have."""
-    built = encoders.build_encoder
+    """Replace in this process what the paper does not have."""
+    build_default = encoders.build_encoder
 
     def build(rng: np.random.Generator, spec: Any, sizes: Any) -> Any:
         if isinstance(spec, Set):
             parts = tuple(build(rng, element, sizes) for element in spec.elements)
-            return SideBySide(spec, setup.elements, parts)
+            return ConcatenatingEncoder(spec, setup.elements, parts)
         if isinstance(spec, Value) and not scaled:
-            return Plain(spec, Scaling.unit(int(np.prod(spec.shape, dtype=int))))
-        return built(rng, spec, sizes)
+            return UnscaledEncoder(spec, Scaling.unit(int(np.prod(spec.shape, dtype=int))))
+        return build_default(rng, spec, sizes)
 
-    def unit(rows: Array, there: Array | None = None) -> Scaling:
+    def unit(rows: Array, exists: Array | None = None) -> Scaling:
         return Scaling.unit(rows.shape[1])
 
     def constant(self: Any, step: int, seconds: float, batches: int) -> StepSettings:
@@ -112,13 +114,13 @@ def follow_the_paper(setup: Setup, scaled: bool) -> None:
     if not scaled:
         Scaling.fit = staticmethod(unit)
     LearningRateSchedule.next_pass = constant
-    made.Autoregressive._residual = lambda self, layer: False
+    made.AutoregressiveNetwork.is_residual = lambda self, layer: False
     jax.nn.silu = jax.nn.relu
 
 
-def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
-    """Curves of all networks that the density of the latents is made of, and the time before."""
-    setup, begun = SETUPS[name], time.perf_counter()
+def learning_curves(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
+    """Train all networks that the density of the latents consists of; curves and setup time."""
+    setup, start = SETUPS[name], time.perf_counter()
     graph = rd.trace(setup.model, setup.observed)
     training = rd.Training(max_steps=10_000_000)
     if recipe == "ours":
@@ -128,38 +130,41 @@ def learned(recipe: str, name: str, seconds: float) -> Mapping[str, Any]:
         proposal = Proposal.of(rd.invert(graph, setup.inverse), facts={})
         estimator = MADE(hidden=setup.hidden, components=setup.components, context=())
         training = rd.Training(max_steps=10_000_000, passes=1, clip=1e9, halvings=0)
-    used = {str(assembly.factor.network) for assembly in proposal.assemblies.values()}
-    shared = {n: a for n, a in proposal.networks().items() if n in used}
-    draws, found = proposal.draws, []
-    setup_seconds = time.perf_counter() - begun
-    for number, (network, assemblies) in enumerate(shared.items()):
-        started, curve = time.perf_counter(), []
-
-        def note(history: Any, _: float, started: float = started, curve: Any = curve) -> None:
-            curve.append((time.perf_counter() - started, history.loss[-1]))
-
+    used = {structure.network for structure in proposal.estimated.values()}
+    shared = {name: s for name, s in proposal.networks().items() if name in used}
+    setup_seconds, results = time.perf_counter() - start, []
+    for number, (network, structures) in enumerate(shared.items()):
         key = jax.random.fold_in(jax.random.key(0), number)
-        made = proposal.build(estimator, key, assemblies)
-        train.train_network(
-            key,
-            made,
-            Simulator(graph, tuple(assemblies), proposal.designs, training.copies, draws),
-            training,
-            max_seconds=(seconds - setup_seconds) / len(shared),
-            report=note,
+        untrained = proposal.build(estimator, key, structures)
+        simulator = Simulator(
+            graph, tuple(structures), proposal.covariates, training.copies, proposal.sample_prior
         )
-        copies = sum(int(np.prod(a.copies, dtype=int)) for a in assemblies)
-        if name == "fhmm":
-            copies = 1  # of one step, for all are alike
-        about = {"network": network, "copies": copies, "learns": conditional.has_weights(made)}
-        found.append(about | {"curve": curve})
-    return {"setup": setup_seconds, "networks": found}
+        limit = (seconds - setup_seconds) / len(shared)
+        curve = train_with_curve(key, untrained, simulator, training, limit)
+        # All steps of the factorial HMM are alike: count one.
+        copies = 1 if name == "fhmm" else sum(structure.copies.number for structure in structures)
+        about = {"network": network, "copies": copies, "learns": has_weights(untrained)}
+        results.append(about | {"curve": curve})
+    return {"setup": setup_seconds, "networks": results}
+
+
+def train_with_curve(
+    key: Array, network: Estimator, simulator: Simulator, training: rd.Training, seconds: float
+) -> list[tuple[float, float]]:
+    """Train a network; seconds and held-out loss after every pass."""
+    start, curve = time.perf_counter(), []
+
+    def note(history: Any, _: float) -> None:
+        curve.append((time.perf_counter() - start, history.loss[-1]))
+
+    train.train_network(key, network, simulator, training, max_seconds=seconds, report=note)
+    return curve
 
 
 def main() -> None:
-    """Train, and write the curves."""
+    """Train and print the curves."""
     recipe, name, seconds = sys.argv[1:]
-    print(json.dumps(learned(recipe, name, float(seconds))))
+    print(json.dumps(learning_curves(recipe, name, float(seconds))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How fast is training: steps a second against PyTorch, and time spent outside of XLA.
+"""Speed of training: steps per second compared with PyTorch, and time spent outside of XLA.
 
 Run as `python -m benchmarks.training [--full]`. Both networks take turns in processes that stay
-alive, so that a busy machine weighs on both alike.
+alive, so that other load on the machine affects both equally.
 """
 
 import time
@@ -21,6 +21,8 @@ from benchmarks import report
 from benchmarks.peers import Peer, environment, in_turn
 from retrodict.demos.models import pumps
 from retrodict.estimators.conditional import MADE, Latent, Value, trainable
+from retrodict.estimators.encoders import Conditions
+from retrodict.proposal.factor_proposals import FactorRow
 from retrodict.training import gradient_steps, prefetch, train
 from retrodict.training.schedule import StepSettings
 
@@ -30,7 +32,7 @@ BATCH, STEPS = 500, 64
 
 
 def our_passes() -> Callable[[], float]:
-    """Makes `STEPS` steps of the factorial HMM's network, and gives the seconds."""
+    """A function that trains the factorial HMM's network for `STEPS` steps and returns the time."""
     latents, inputs = (Latent("x", BITS, (20,)),), (Value("c", BITS, (41,)),)
     net = MADE(hidden=(300,) * 4, context=()).build(jax.random.key(0), latents, inputs)
     keys = jax.random.split(jax.random.key(1))
@@ -38,13 +40,14 @@ def our_passes() -> Callable[[], float]:
         jax.random.bernoulli(k, 0.5, (STEPS * BATCH, n)) * 1.0
         for k, n in zip(keys, (20, 41), strict=True)
     )
+    examples = FactorRow({"x": x}, Conditions({"c": c}))
     weights, fixed = eqx.partition(net, trainable(net))
     state = gradient_steps.TrainingState.initial(weights, 5.0)
     settings = StepSettings(jnp.full(STEPS, 1e-3), jnp.full(STEPS, 0.99))
 
     def run() -> float:
         start = time.perf_counter()
-        new = train.one_pass(jax.random.key(2), state, ({"x": x}, {"c": c}), fixed, settings, 5.0)
+        new = train.one_pass(jax.random.key(2), state, examples, fixed, settings, 5.0)
         jax.block_until_ready(new)
         return time.perf_counter() - start
 
@@ -53,7 +56,7 @@ def our_passes() -> Callable[[], float]:
 
 
 def against_torch(repeats: int) -> None:
-    """Print steps a second of both, and their ratio."""
+    """Print steps per second of both, and the ratio of their times."""
     script = Path(__file__).with_name("training_torch.py")
     with Peer(environment(f"torch=={TORCH}", "numpy"), script) as peer:
         version, threads = peer.read()
@@ -70,19 +73,19 @@ def against_torch(repeats: int) -> None:
         ],
     ]
     print(f"The factorial HMM's network, 4 × 300 units, 41 inputs, batches of {BATCH}.")
-    report.table(["", "steps a second", "its time / ours"], rows)
+    report.table(["", "steps per second", "its time / ours"], rows)
     ratio = float(np.median(times["theirs"] / times["ours"]))
     report.target("1.3 times as fast as PyTorch", f"{report.short(ratio)} times", ratio >= 1.3)
 
 
 class Stopwatch:
-    """Adds up the time that calls take, including their results."""
+    """Measures the total time of calls until their results are ready."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, timed."""
+        """The call with its time added to the total."""
 
         def timed(*args: Any) -> Any:
             start = time.perf_counter()
@@ -94,11 +97,11 @@ class Stopwatch:
 
 
 def outside_xla(seconds: float) -> None:
-    """Print how much of a training's time is spent outside of compiled code and of compiling."""
+    """Print the share of training time that is spent outside of compiled code and compilation."""
     inside, waiting = Stopwatch(), Stopwatch()
     train.one_pass = inside(train.one_pass)
     train.heldout_loss = inside(train.heldout_loss)
-    # The first set is made before training, all others in another thread meanwhile.
+    # The first set is simulated before training, all others by another thread during training.
     prefetch.Prefetcher.next = waiting(prefetch.Prefetcher.next)  # type: ignore[method-assign]
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -125,7 +128,7 @@ def outside_xla(seconds: float) -> None:
 
 
 def main() -> None:
-    """Both tables."""
+    """Print both tables."""
     full = report.full(__doc__)
     against_torch(20 if full else 10)
     outside_xla(60.0 if full else 20.0)
