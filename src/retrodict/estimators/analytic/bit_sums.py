@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from retrodict._xla.batch_last import along_first
 from retrodict._xla.tuning import MAX_INLINED_PRODUCT, PRODUCT_PARTS
-from retrodict.estimators.analytic.family import Randomness, Target
+from retrodict.estimators.analytic.family import ConditionalTarget, Randomness
 from retrodict.estimators.analytic.finite import Choice, log_prob_of_choices
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, Phasor
 from retrodict.estimators.bit_patterns import block_sizes, pattern_number, patterns
@@ -80,7 +80,7 @@ class BitSums:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return len(self.blocks)
 
-    def parameters(self, target: Target, start: Array) -> BitSumParameters:
+    def parameters(self, target: ConditionalTarget, start: Array) -> BitSumParameters:
         """Probabilities and noise from the model's own moments, with all bits at zero."""
         moments = target.moments(jnp.zeros_like(start))
         residual = (moments.observed - moments.mean)[..., 0] - 0.5 * sum(self.effects)
