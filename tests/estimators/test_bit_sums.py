@@ -21,7 +21,7 @@ from retrodict.estimators.analytic.bit_sums import (
     pattern_weights,
 )
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
-from retrodict.estimators.analytic.family import ConditionalMoments, Target
+from retrodict.estimators.analytic.family import ConditionalMoments, ConditionalTarget
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, fit_grid
 from retrodict.estimators.bit_patterns import block_sizes
 from retrodict.estimators.conditional import Latent
@@ -182,7 +182,7 @@ def test_parameters_are_the_models_moments_in_sampling_order(observed):
         )
 
     parameters = family.parameters(
-        Target(lambda x: jnp.zeros(x.shape[:-1]), moments), jnp.ones((2, 5))
+        ConditionalTarget(lambda x: jnp.zeros(x.shape[:-1]), moments), jnp.ones((2, 5))
     )
     np.testing.assert_allclose(parameters.probabilities, [probabilities[order]] * 2, rtol=1e-5)
     np.testing.assert_allclose(parameters.noise, [NOISE**2] * 2, rtol=1e-5)

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 import zoo
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
-from retrodict.estimators.analytic.family import Target
+from retrodict.estimators.analytic.family import ConditionalTarget
 from retrodict.estimators.analytic.finite import Finite
 from retrodict.estimators.analytic.gamma_beta import Beta, BetaParameters, Gamma, GammaParameters
 from retrodict.estimators.analytic.normal import Normal
@@ -33,7 +33,7 @@ def samples(estimator, parameters, key, number=20_000):
 
 def target(log_density):
     """A target without moments."""
-    return Target(log_density, lambda x: None)
+    return ConditionalTarget(log_density, lambda x: None)
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from retrodict._xla.tuning import VECTOR_WIDTH
@@ -91,6 +92,11 @@ def _merge_axes(leaf: Array, is_batched: bool, axis_size: int, size: int) -> Arr
 def _split_axes(leaf: Array, axis_size: int, size: int) -> Array:
     """The inverse of `_merge_axes`."""
     return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], axis_size, size), -2, 0)
+
+
+def along_first(values: np.ndarray, like: Array) -> np.ndarray:
+    """Constants along the first axis, shaped to broadcast with an array that has a batch axis."""
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def concatenate_features(parts: Sequence[Array]) -> Array:

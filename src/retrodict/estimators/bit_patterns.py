@@ -2,13 +2,19 @@
 
 from itertools import product
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 
 def patterns(span: int) -> Float[np.ndarray, "patterns bits"]:
     """All values of `span` bits, the last bit changing fastest."""
     return np.array(list(product((0.0, 1.0), repeat=span)))
+
+
+def pattern_number(bits: Float[Array, "bits *rows"]) -> Float[Array, "*rows"]:
+    """The position of the pattern of some bits in `patterns`."""
+    return jnp.tensordot(2.0 ** np.arange(bits.shape[0])[::-1], bits, 1)
 
 
 def block_sizes(bits: int, largest: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from retrodict._xla.batch_last import sum_features
-from retrodict.estimators.bit_patterns import patterns
+from retrodict.estimators.bit_patterns import pattern_number, patterns
 from retrodict.estimators.heads import cumulative_weights, positions, select
 from retrodict.estimators.scalar_bijections import Coordinate
 
@@ -70,8 +70,8 @@ class Bits:
         return (1 - self.floor) * softmax + self.floor / self.num_params
 
     def log_prob(self, params: Array, value: Array, c: Coordinate[Array]) -> Array:  # noqa: D102
-        pattern = jnp.tensordot(2.0 ** np.arange(self.span)[::-1], value, 1)
-        return jnp.log(select(positions(params) == pattern, self._probabilities(params)))
+        is_value = positions(params) == pattern_number(value)
+        return jnp.log(select(is_value, self._probabilities(params)))
 
     def noise(self, uniform: Array) -> Array:  # noqa: D102
         return uniform

@@ -10,23 +10,28 @@ from retrodict.types import Values
 
 
 class Estimator(Protocol):
-    """q(x | conditions) of one copy of a factor.
+    """q(x | conditions) of the latents of one copy of a factor.
 
     Methods take one draw; `jax.vmap` gives a batch. Conditions are encoded once and shared between
-    draws; all randomness of a draw is made beforehand.
+    draws. The random numbers of a draw are generated beforehand.
     """
 
     def encode(self, conditions: Conditions, *, differentiable: bool = True) -> PyTree:
-        """Everything that depends on the conditions alone."""
+        """Compute what depends on the conditions alone.
+
+        Args:
+            conditions: of one copy.
+            differentiable: if false, a faster implementation may be used for a batch.
+        """
 
     def noise(self, key: Key[Array, ""], copies: tuple[int, ...] = ()) -> PyTree:
-        """The randomness of draws, axes of copies first."""
+        """The random numbers of draws, axes of copies first."""
 
     def sample(self, encoding: PyTree, noise: PyTree) -> tuple[Values, Float[Array, ""]]:
-        """The draw that some noise leads to, and its log q."""
+        """The draw with some noise, and its log q."""
 
     def log_prob(self, encoding: PyTree, x: Mapping[str, Array]) -> Float[Array, ""]:
         """log q(x | conditions)."""
 
     def fit_scalings(self, conditions: Conditions, xs: Mapping[str, Array]) -> "Estimator":
-        """Centres and scales of inputs and latents, from a batch of synthetic draws."""
+        """Fit centres and scales of inputs and latents to a batch of synthetic draws."""

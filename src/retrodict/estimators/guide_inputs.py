@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import concatenate_features
+from retrodict._xla.batch_last import along_first, concatenate_features
 from retrodict.estimators.bit_patterns import patterns
-from retrodict.estimators.heads import along_first, compress
+from retrodict.estimators.heads import compress
 from retrodict.estimators.linear_estimate import (
     CoordinateView,
     GuideState,

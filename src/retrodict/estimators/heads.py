@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import sum_features
+from retrodict._xla.batch_last import along_first, sum_features
 from retrodict.estimators.scalar_bijections import Coordinate
 
 
@@ -59,11 +59,6 @@ def compress(u: Float[Array, "..."]) -> Float[Array, "..."]:
     """Identity for |u| ≤ 5, logarithmic beyond, so that no input is very large."""
     size = jnp.maximum(jnp.abs(u), 5.0)
     return jnp.where(jnp.abs(u) <= 5.0, u, jnp.sign(u) * (5.0 + jnp.log(size / 5.0)))
-
-
-def along_first(values: np.ndarray, like: Array) -> np.ndarray:
-    """Constants along the first axis, shaped to broadcast with an array that has rows."""
-    return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def positions(like: Array) -> np.ndarray:

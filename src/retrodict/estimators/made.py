@@ -7,7 +7,7 @@ it; the features of step d have degree d + 1. Units are sorted by degree, with e
 units of each, so that all weight matrices are block triangular. A density takes one pass through
 the whole matrices. A draw takes one pass as well (see `made_sampler`): once step d − 1 is drawn,
 only the units of degree d remain to be computed before step d can be drawn. If the model gives a
-linear estimate (see `guide_inputs`), the units of degree d also see the estimate of step d given
+linear estimate (see `linear_estimate`), the units of degree d also see the estimate of step d given
 the steps before.
 
 A step draws one coordinate, or a few bits at once as one of all their patterns.

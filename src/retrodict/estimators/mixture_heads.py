@@ -8,8 +8,8 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array
 
-from retrodict._xla.batch_last import sum_features
-from retrodict.estimators.heads import along_first, choose, compress, positions, select
+from retrodict._xla.batch_last import along_first, sum_features
+from retrodict.estimators.heads import choose, compress, positions, select
 from retrodict.estimators.scalar_bijections import Coordinate, constrain, unconstrain
 
 # Scales of mixture components, in prior scales. A posterior is seldom 10⁴ times narrower than its

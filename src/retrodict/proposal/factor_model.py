@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict.estimators.analytic.family import ConditionalMoments, Target
+from retrodict.estimators.analytic.family import ConditionalMoments, ConditionalTarget
 from retrodict.estimators.coordinates import coordinate_table
 from retrodict.graph.graph import Edge, Graph, Site
 from retrodict.graph.index_atoms import Table, Window
@@ -155,7 +155,7 @@ class FactorModel:
         moments = ConditionalMoments(mean, child_mean, child_variance, density, observed)
         return mean, variance, moments
 
-    def target(self, scope: Scope, *, stable: bool = False) -> Target:
+    def target(self, scope: Scope, *, stable: bool = False) -> ConditionalTarget:
         """The product of all densities that a copy's latents take part in.
 
         Densities in their numerically `stable` form take longer to trace; derivatives do not need
@@ -171,7 +171,7 @@ class FactorModel:
             parts = [self.by_copy(site, density[site.name]) for site in self._density_axes]
             return sum((jnp.sum(part, -1) for part in parts), jnp.zeros(self.copies.plate_sizes))
 
-        return Target(log_density, lambda x: self.moments(at(x, {}))[2])
+        return ConditionalTarget(log_density, lambda x: self.moments(at(x, {}))[2])
 
     @property
     def _density_axes(self) -> list[Child]:

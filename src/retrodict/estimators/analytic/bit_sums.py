@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from retrodict._xla.batch_last import along_first
 from retrodict._xla.tuning import MAX_INLINED_PRODUCT, PRODUCT_PARTS
-from retrodict.estimators.analytic.family import Randomness, Target
+from retrodict.estimators.analytic.family import ConditionalTarget, Randomness
 from retrodict.estimators.analytic.finite import Choice, log_prob_of_choices
 from retrodict.estimators.analytic.frequency_grid import FrequencyGrid, Phasor
-from retrodict.estimators.bit_patterns import block_sizes, patterns
-from retrodict.estimators.heads import along_first
+from retrodict.estimators.bit_patterns import block_sizes, pattern_number, patterns
 from retrodict.estimators.scalar_bijections import Coordinate
 
 # Bits drawn at once, at most.
@@ -80,7 +80,7 @@ class BitSums:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return len(self.blocks)
 
-    def parameters(self, target: Target, start: Array) -> BitSumParameters:
+    def parameters(self, target: ConditionalTarget, start: Array) -> BitSumParameters:
         """Probabilities and noise from the model's own moments, with all bits at zero."""
         moments = target.moments(jnp.zeros_like(start))
         residual = (moments.observed - moments.mean)[..., 0] - 0.5 * sum(self.effects)
@@ -217,9 +217,8 @@ def pattern_weights(
 
 def one_hot_pattern(bits: Float[Array, "bits *rows"]) -> Float[Array, "patterns *rows"]:
     """One for the pattern of some bits, zero for all others."""
-    number = bits.shape[0]
-    place = jnp.tensordot(2.0 ** np.arange(number)[::-1], bits, 1)
-    one_hot: Array = jnp.equal(along_first(np.arange(2**number), bits), place)
+    numbers = along_first(np.arange(2 ** bits.shape[0]), bits)
+    one_hot: Array = jnp.equal(numbers, pattern_number(bits))
     return one_hot.astype(bits.dtype)
 
 

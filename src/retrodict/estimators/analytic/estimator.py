@@ -1,4 +1,4 @@
-"""The estimator of a factor whose conditional is known in closed form: it has no weights."""
+"""The estimator of a factor whose conditional is known in closed form; it has no weights."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -22,9 +22,12 @@ from retrodict.types import Values
 
 
 class AnalyticNoise(NamedTuple):
-    """The randomness of a draw.
+    """The random numbers of a draw.
 
-    Where `choice` selects the defensive component, the normal numbers are replaced by its own.
+    Attributes:
+        choice: uniform; below the defensive share, the draw is from the defensive component.
+        randomness: of the family; the normal numbers are those of the defensive component if that
+            is chosen.
     """
 
     choice: Float[Array, "*copies"]
@@ -32,23 +35,30 @@ class AnalyticNoise(NamedTuple):
 
 
 class AnalyticEstimator(eqx.Module):
-    """q(x | parameters) of one copy of a factor; methods take one draw, `jax.vmap` gives more.
+    """q(x | parameters) of the latents of one factor, see `retrodict.estimators.estimator`.
 
-    A fixed share of the draws comes from a defensive component that spans the prior, with tails as
-    heavy as a Cauchy's: density ½ (1 + |u|)⁻² of each standardised coordinate u. For the family was
-    recognised on draws from the model, and not proved.
+    A fixed share of the draws comes from a defensive component that spans the prior and has tails
+    as heavy as a Cauchy's: density ½ (1 + |u|)⁻² of each standardised coordinate u. It bounds the
+    importance weights, because a family that was recognised on draws from the model may not be the
+    exact conditional.
+
+    Attributes:
+        latents: of the factor.
+        family: of the conditional.
+        defensive_share: weight of the defensive component.
+        scaling: of the latents' coordinates.
     """
 
     latents: tuple[Latent, ...] = eqx.field(static=True)
     family: Family = eqx.field(static=True)
     defensive_share: float = eqx.field(static=True)
-    scaling: Scaling  # of the latents' coordinates
+    scaling: Scaling
 
     @staticmethod
     def of(
         family: Family, latents: tuple[Latent, ...], defensive_share: float = 1e-5
     ) -> "AnalyticEstimator":
-        """Before the location of the prior is known."""
+        """An estimator whose scaling is not fitted yet."""
         scaling = Scaling.unit(coordinate_table(latents).lower.size)
         share = defensive_share if family.defensive else 0.0
         return AnalyticEstimator(latents, family, share, scaling)
@@ -58,23 +68,23 @@ class AnalyticEstimator(eqx.Module):
         return conditions.from_model
 
     def noise(self, key: Key[Array, ""], copies: tuple[int, ...] = ()) -> AnalyticNoise:
-        """The randomness of draws, axes of copies first."""
+        """The random numbers of draws, axes of copies first."""
         number = self.family.num_uniforms(self.scaling.centre.size)
         uniform = threefry.uniform(key, (number + bool(self.defensive_share), *copies))
         uniform = uniform + float(np.finfo(uniform.dtype).eps) / 2
         # Callers vectorise over leading axes of copies; in memory they are last, see `batch_last`.
         if not self.defensive_share:
-            own = jnp.moveaxis(uniform, 0, -1)
-            return AnalyticNoise(jnp.zeros(copies), Randomness(own, own[..., :0]))
-        choice, own = uniform[0], uniform[1:]
-        side = 2 * own - 1
-        defensive = choice < self.defensive_share
-        standard = jnp.where(defensive, side / (1 - jnp.abs(side)), ndtri(own))
-        moved = (jnp.moveaxis(part, 0, -1) for part in (own, standard))
-        return AnalyticNoise(choice, Randomness(*moved))
+            uniform = jnp.moveaxis(uniform, 0, -1)
+            return AnalyticNoise(jnp.zeros(copies), Randomness(uniform, uniform[..., :0]))
+        choice, uniform = uniform[0], uniform[1:]
+        symmetric = 2 * uniform - 1
+        heavy_tailed = symmetric / (1 - jnp.abs(symmetric))
+        standard = jnp.where(choice < self.defensive_share, heavy_tailed, ndtri(uniform))
+        by_copy = (jnp.moveaxis(part, 0, -1) for part in (uniform, standard))
+        return AnalyticNoise(choice, Randomness(*by_copy))
 
     def sample(self, parameters: PyTree, noise: AnalyticNoise) -> tuple[Values, Float[Array, ""]]:
-        """The draw that some noise leads to, and its log q."""
+        """The draw with some noise, and its log q."""
         row, log_q = batch_last(self._sample)(self.scaling, (parameters, noise))
         return unflatten(self.latents, row), log_q
 
@@ -88,7 +98,7 @@ class AnalyticEstimator(eqx.Module):
         return flatten(self.latents, x)[0]
 
     def fit_scalings(self, conditions: Conditions, xs: Mapping[str, Array]) -> "AnalyticEstimator":
-        """Centre and scale of the latents, from a batch of synthetic draws."""
+        """Fit centre and scale of the latents to a batch of synthetic draws."""
         if not self.defensive_share:
             return self
 

@@ -37,7 +37,7 @@ class ConditionalMoments(NamedTuple):
     observed: Float[Array, "*copies observations"]
 
 
-class Target(NamedTuple):
+class ConditionalTarget(NamedTuple):
     """A conditional γ(x), known up to a constant; x is measured from the support's lower bound.
 
     Attributes:
@@ -80,7 +80,9 @@ class Family(Protocol):
     def num_uniforms(self, coordinates: int) -> int:
         """The number of uniform numbers that a draw needs; as many normal ones if `defensive`."""
 
-    def parameters(self, target: Target, start: Float[Array, "*copies coordinates"]) -> PyTree:
+    def parameters(
+        self, target: ConditionalTarget, start: Float[Array, "*copies coordinates"]
+    ) -> PyTree:
         """The parameters of every copy if the target belongs to the family.
 
         Args:

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.batch_last import sum_features
-from retrodict.estimators.analytic.family import Randomness, Target
-from retrodict.estimators.heads import along_first
+from retrodict._xla.batch_last import along_first, sum_features
+from retrodict.estimators.analytic.family import ConditionalTarget, Randomness
 from retrodict.estimators.scalar_bijections import Coordinate
 
 
@@ -42,7 +41,7 @@ class Finite:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return 1
 
-    def parameters(self, target: Target, start: Array) -> Float[Array, "*copies states"]:
+    def parameters(self, target: ConditionalTarget, start: Array) -> Float[Array, "*copies states"]:
         """Log densities of all states, up to a constant."""
 
         def at(state: Array) -> Array:
@@ -96,7 +95,7 @@ class Choice(NamedTuple):
 
     @staticmethod
     def of(weights: Array, one_hot: Array) -> "Choice":
-        """A choice made elsewhere."""
+        """The choice that a one-hot vector gives."""
         return Choice(weights, one_hot, sum_features(weights))
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from retrodict.estimators.heads import along_first
+from retrodict._xla.batch_last import along_first
 
 # The largest number of frequencies, and the last frequency in units of 1/σ, at which normal noise
 # leaves exp(−3²/2), one hundredth, of the amplitude.

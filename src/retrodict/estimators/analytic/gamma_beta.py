@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict.estimators.analytic.family import Randomness, Target
+from retrodict.estimators.analytic.family import ConditionalTarget, Randomness
 from retrodict.estimators.scalar_bijections import (
     ABOVE,
     BETWEEN,
@@ -57,7 +57,7 @@ class Gamma:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return coordinates
 
-    def parameters(self, target: Target, start: Array) -> GammaParameters:
+    def parameters(self, target: ConditionalTarget, start: Array) -> GammaParameters:
         """From gradients at two points: in w = ±log x, ∇log γ = a − b e^w."""
         score, sign = target.score, -1.0 if self.inverse else 1.0
         places = (start / POINT_RATIO, start * POINT_RATIO)
@@ -160,7 +160,7 @@ class Beta:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return coordinates
 
-    def parameters(self, target: Target, start: Array) -> BetaParameters:
+    def parameters(self, target: ConditionalTarget, start: Array) -> BetaParameters:
         """From gradients near both bounds."""
         score = target.score
         near, far = jnp.full_like(start, FROM_BOUNDS), jnp.full_like(start, 1 - FROM_BOUNDS)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from retrodict._xla.batch_last import sum_features
 from retrodict._xla.linalg import cholesky, invert_lower_triangular
-from retrodict.estimators.analytic.family import Randomness, Target
+from retrodict.estimators.analytic.family import ConditionalTarget, Randomness
 from retrodict.estimators.scalar_bijections import Coordinate
 
 
@@ -34,7 +34,7 @@ class Normal:
     def num_uniforms(self, coordinates: int) -> int:  # noqa: D102
         return coordinates
 
-    def parameters(self, target: Target, start: Array) -> NormalParameters:
+    def parameters(self, target: ConditionalTarget, start: Array) -> NormalParameters:
         """One Newton step from `start`, and a second one against rounding error in a long first."""
         score, number = target.score, start.shape[-1]
         precision = _precision(score, start)
