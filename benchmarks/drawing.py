@@ -26,6 +26,7 @@ from benchmarks.peers import Peer, environment, run_interleaved
 from retrodict._xla.jit import low_latency_jit
 from retrodict.estimators.conditional import MADE, ConditionalMADE, Latent, Value
 from retrodict.estimators.coordinates import unflatten
+from retrodict.estimators.encoders import Conditions
 
 BITS = constraints.independent(constraints.boolean, 1)
 CONTEXT, WIDTH, DEPTH = 21, 300, 4
@@ -47,9 +48,19 @@ def binary(number: int) -> tuple[Latent, ...]:
     return (Latent("x", BITS, (number,)),)
 
 
+def encode(net: ConditionalMADE, y: Any) -> Any:
+    """Encode one context."""
+    return net.encode(Conditions({"y": y}))
+
+
+def sample_one(net: ConditionalMADE, key: Any, encoding: Any) -> Any:
+    """Sample once, with the log density."""
+    return net.sample(encoding, net.noise(key))
+
+
 def draw_shared_context(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Sample given one context."""
-    return jax.vmap(net.sample_and_log_prob_encoded, (0, None))(keys, net.encode({"y": y}))
+    return jax.vmap(partial(sample_one, net), (0, None))(keys, encode(net, y))
 
 
 sample_shared = low_latency_jit(draw_shared_context)  # jitted as in `infer`
@@ -58,25 +69,26 @@ sample_shared = low_latency_jit(draw_shared_context)  # jitted as in `infer`
 @eqx.filter_jit
 def density_shared(net: ConditionalMADE, x: Any, y: Any) -> Any:
     """Log densities given one context."""
-    return jax.vmap(net.log_prob_encoded, (None, 0))(net.encode({"y": y}), x)
+    return jax.vmap(net.log_prob, (None, 0))(encode(net, y), x)
 
 
 @eqx.filter_jit
 def sample_each(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Sample, each draw given its own context."""
-    return jax.vmap(lambda key, y: net.sample_and_log_prob(key, {"y": y}))(keys, y)
+    return jax.vmap(lambda key, y: sample_one(net, key, encode(net, y)))(keys, y)
 
 
 @eqx.filter_jit
 def density_each(net: ConditionalMADE, x: Any, y: Any) -> Any:
     """Log densities, each given its own context."""
-    return jax.vmap(lambda x, y: net.log_prob({"y": y}, x))(x, y)
+    return jax.vmap(lambda x, y: net.log_prob(encode(net, y), x))(x, y)
 
 
 @eqx.filter_jit
 def sample_sequentially(net: ConditionalMADE, keys: Any, y: Any) -> Any:
     """Sample with a complete pass for each coordinate, as is usual."""
-    encoding = net.encode({"y": y})
+    encoding = encode(net, y)
+    (segment,) = net.network.segments
 
     def one(key: Any) -> Any:
         noise = net.noise(key)
@@ -84,13 +96,12 @@ def sample_sequentially(net: ConditionalMADE, keys: Any, y: Any) -> Any:
         def draw(d: Any, row: Any) -> Any:
             c = net._constants(row)
             (params,) = net.network.params(encoding, row, c)
-            (run,) = net.network.plan
             constants_d = type(c)(*(column[d] for column in c))
-            return row.at[d].set(run.head.draw(params[d], noise[d], constants_d))
+            return row.at[d].set(segment.head.sample(params[d], noise[d], constants_d))
 
         row = jax.lax.fori_loop(0, noise.shape[0], draw, jnp.zeros(noise.shape[0]))
         x = unflatten(net.latents, row)
-        return x, net.log_prob_encoded(encoding, x)
+        return x, net.log_prob(encoding, x)
 
     return jax.vmap(one)(keys)
 
