@@ -25,8 +25,8 @@ import retrodict as rd
 from retrodict.demos import models
 from retrodict.estimators import conditional, encoders, made
 from retrodict.estimators.conditional import MADE
-from retrodict.estimators.encoders import Context, Encoder, Set
-from retrodict.estimators.features import Scaling, Value, ValueEncoder
+from retrodict.estimators.encoders import Context, Elements, Encoder, Set
+from retrodict.estimators.features import BatchMask, Scaling, Value, ValueEncoder
 from retrodict.proposal.proposal import Proposal
 from retrodict.training import train
 from retrodict.training.schedule import LearningRateSchedule, StepSettings
@@ -58,7 +58,7 @@ class UnscaledEncoder(ValueEncoder):
         """Flatten the value."""
         return jnp.ravel(jnp.asarray(x)).astype(float)
 
-    def fit(self, x: Array, there: Array | None) -> "UnscaledEncoder":
+    def fit(self, x: Array, exists: BatchMask) -> "UnscaledEncoder":
         """Return the encoder: there is nothing to fit."""
         return self
 
@@ -75,16 +75,17 @@ class ConcatenationEncoder(eqx.Module):
         """Number of features."""
         return self.number * sum(element.size for element in self.elements)
 
-    def __call__(self, context: Context) -> Array:
+    def __call__(self, context: Context | Elements) -> Array:
         """Features of all elements."""
         features, _ = encoders._encode_elements(self, context)
         return jnp.ravel(features)
 
-    def fit(self, context: Context, there: Array | None) -> "ConcatenationEncoder":
+    def fit(self, context: Context | Elements, exists: BatchMask) -> "ConcatenationEncoder":
         """Fit the scalings of the elements."""
-        parts = encoders.parts_of(self.spec, context)
+        values, _ = encoders.as_elements(self.spec, context)
+        parts = encoders.element_values(self.spec, values)
         fitted = [
-            encoders.fit_encoder(e, part, there)
+            encoders.fit_encoder(e, part, exists)
             for e, part in zip(self.elements, parts, strict=True)
         ]
         return ConcatenationEncoder(self.spec, self.number, tuple(fitted))
@@ -102,17 +103,17 @@ def patch_to_paper_recipe(setup: Setup, scaled: bool) -> None:
             return UnscaledEncoder(spec, Scaling.unit(int(np.prod(spec.shape, dtype=int))))
         return build_default(rng, spec, sizes)
 
-    def unit(rows: Array, there: Array | None = None) -> Scaling:
+    def unit(rows: Array, exists: BatchMask = None) -> Scaling:
         return Scaling.unit(rows.shape[1])
 
-    def constant(self: Any, step: int, seconds: float, batches: int) -> StepSettings:
-        return StepSettings(jnp.full(batches, 1e-3), jnp.zeros(batches))
+    def constant(self: Any, step: int, seconds: float, num_batches: int) -> StepSettings:
+        return StepSettings(jnp.full(num_batches, 1e-3), jnp.zeros(num_batches))
 
     conditional.build_encoder = build
     if not scaled:
         Scaling.fit = staticmethod(unit)
     LearningRateSchedule.next_pass = constant
-    made.Autoregressive._residual = lambda self, layer: False
+    made.AutoregressiveNetwork.is_residual = lambda self, layer: False
     jax.nn.silu = jax.nn.relu
 
 
