@@ -25,9 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.output_packing import Packed
-from retrodict._xla.reroll import Rolled
-
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
 Options = dict[str, str | bool]
@@ -59,7 +56,7 @@ def _all_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
 
 
 class Compiled(Generic[Arguments, Found]):
-    """A function that is compiled when it is first called, with what it repeats put into loops.
+    """A function that is compiled when it is first called.
 
     Args:
         fn: of trees of arrays, without keyword arguments.
@@ -67,36 +64,14 @@ class Compiled(Generic[Arguments, Found]):
     """
 
     def __init__(self, fn: Callable[Arguments, Found], options: Options) -> None:
-        options = known(options)
-        self.written_out: Any = jax.jit(fn, compiler_options=options)
-        self.in_loops: Any = jax.jit(self._packed, compiler_options=options)
+        self._outside: Any = jax.jit(fn, compiler_options=known(options))
         self._inside: Any = jax.jit(fn)  # within another function, which has options of its own
-        self._repeats: bool | None = None
-        self._found: Rolled | None = None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
         """The function's outcome."""
-        found: Found
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            found = self._inside(*args, **kwargs)
-            return found
-        if self._repeats is None:
-            # JAX keeps what was traced, and does not trace it again
-            self._found = Rolled.of(self.written_out.trace(*args, **kwargs).jaxpr)
-            self._repeats = bool(self._found.repeats)
-        if self._repeats:
-            found = self.in_loops(*args, **kwargs).unpacked()
-        else:
-            found = self.written_out(*args, **kwargs)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        found: Found = (self._inside if traced else self._outside)(*args, **kwargs)
         return found
-
-    def _packed(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
-        traced, found = self.written_out.trace(*args, **kwargs), self._found
-        self._found = None  # it is large, and needed but once
-        if found is None or found.closed is not traced.jaxpr:
-            found = Rolled.of(traced.jaxpr)
-        leaves = found(*jax.tree.leaves((args, kwargs)))
-        return Packed.of(leaves, jax.tree.structure(traced.out_info))
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict.compiled import Compiled
 from retrodict.evaluation.ranks import Rank, limit, looked_at, meaning
+from retrodict.graph.loop_surface import split_steps, stack_steps
 from retrodict.inference.methods import Settings
 from retrodict.training.prior_datasets import fresh_datasets
 
@@ -169,8 +170,9 @@ def calibrate(
             f"{num_datasets}, num_particles={num_particles}"
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
-    graph = compiled.graph
-    truth, _ = fresh_datasets(graph, compiled.proposal.draws, data_key, num_datasets)
+    graph, proposal = compiled.graph, compiled.proposal
+    drawn, _ = fresh_datasets(proposal.graph, proposal.draws, data_key, num_datasets)
+    truth = split_steps(proposal.graph, drawn, axis=1)
     names = graph.latent
     size = sum(int(np.prod(graph.sites[name].shape)) for name in names)
     together = int(np.clip(MEMORY // (4 * num_particles * max(size, 1)), 1, num_datasets))
@@ -211,9 +213,10 @@ def _answers(
     number = len(next(iter(truth.values())))
     keys = jax.random.split(rng_key, (number, num_particles))
     draw = jax.vmap(jax.vmap(compiled.proposal.draw, (None, 0, None)), (None, 0, 0))
-    samples, _ = jax.jit(draw)(compiled.networks, keys, data)
+    graph = compiled.proposal.graph
+    samples, _ = jax.jit(draw)(compiled.networks, keys, stack_steps(graph, data, axis=1))
     return {
-        "samples": samples,
+        "samples": split_steps(graph, samples, axis=2),
         "weights": jnp.full((number, num_particles), 1 / num_particles),
         "ess": np.full(number, float(num_particles)),
         "pareto_k": np.zeros(number),

@@ -15,33 +15,35 @@ class Lifted(NamedTuple):
 
     Attributes:
         program: runs the lifted model.
-        steps: for each site that stands for those of a loop, the user's names of its steps.
+        loops: for each loop, the names of its steps' sites, by the site that stands for them.
     """
 
     program: Program
-    steps: Mapping[str, tuple[str, ...]]
+    loops: tuple[Mapping[str, tuple[str, ...]], ...] = ()
 
 
 def lift(program: Program, notes: Notes) -> Lifted:
     """Lift all loops that can be; the program itself where there are none."""
     if notes.scan_lengths or not any(map(numbered, notes.order)):
-        return Lifted(program, {})
+        return Lifted(program)
     recording = record(program, notes.shapes)
     loops = () if recording is None else find_loops(recording, program.observed)
     if recording is None or not loops:
-        return Lifted(program, {})
+        return Lifted(program)
     taken = set(notes.order)
     names = tuple(tuple(_name(loop, p, taken) for p in range(_size(loop))) for loop in loops)
-    steps = {
-        name: tuple(step.statements[position].name for step in loop.steps)
+    steps = tuple(
+        {name: tuple(s.statements[p].name for s in loop.steps) for p, name in enumerate(each)}
         for loop, each in zip(loops, names, strict=True)
-        for position, name in enumerate(each)
-    }
-    observed = {name for name, own in steps.items() if own[0] in program.observed}
-    observed |= program.observed - {name for own in steps.values() for name in own}
+    )
     model = LiftedModel(recording, loops, names)
-    lifted = replace(program, model=model, args=(), kwargs={}, observed=frozenset(observed))
+    lifted = replace(program, model=model, args=(), kwargs={}, observed=_observed(program, steps))
     return Lifted(lifted, steps)
+
+
+def _observed(program: Program, loops: tuple[Mapping[str, tuple[str, ...]], ...]) -> frozenset[str]:
+    inside = {user: name for loop in loops for name, steps in loop.items() for user in steps}
+    return frozenset(inside.get(name, name) for name in program.observed)
 
 
 def _size(loop: Loop) -> int:

@@ -14,16 +14,32 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from numpy.typing import NDArray
 
-from retrodict.graph.index_relations import AxisKey, Dependence, Relations, Take, limit, widen
+from retrodict.graph.index_relations import (
+    AxisKey,
+    Dependence,
+    Relations,
+    Step,
+    Take,
+    limit,
+    widen,
+)
 
 
 @dataclass(frozen=True)
 class Abstract:
-    """What is known of an array: its dependence, its shape, and its value if it is a constant."""
+    """What is known of an array.
+
+    Attributes:
+        dependence: on what it depends.
+        shape: of the array.
+        constant: the array itself, if it is a constant.
+        by_step: inside of a scan, its values at all steps, if they are constants.
+    """
 
     dependence: Dependence
     shape: tuple[int, ...]
     constant: "Lazy | None" = None
+    by_step: "tuple[Step, Lazy] | None" = None
 
     @property
     def sizes(self) -> dict[AxisKey, int]:

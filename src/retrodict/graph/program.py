@@ -29,6 +29,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.moments import Moments, moments
 from retrodict.graph.stable_log_prob import log_prob
+from retrodict.graph.stacked_distribution import Stacked
 
 Result = TypeVar("Result")
 Values: TypeAlias = Mapping[str, Array]
@@ -59,6 +60,7 @@ class Seen:
 
     Attributes:
         name: of the site.
+        distribution: the name of its distribution's class, without what is wrapped around it.
         fn: its distribution, whose parameters may be tracers.
         support: a constraint, whose bounds may be tracers.
         sample_shape: as it was passed to `numpyro.sample`.
@@ -68,17 +70,13 @@ class Seen:
     """
 
     name: str
+    distribution: str
     fn: dist.Distribution
     support: Any
     sample_shape: tuple[int, ...]
     frames: tuple[Any, ...]
     axes: tuple[Axis, ...]
     scan: int | None
-
-    @property
-    def distribution(self) -> str:
-        """The name of the distribution's class, without what is wrapped around it."""
-        return type(innermost(self.fn)).__name__
 
 
 class Evaluation(NamedTuple):
@@ -438,6 +436,7 @@ class _Run(Messenger):
         )
         self.notes.seen[name] = Seen(
             name=name,
+            distribution=type(innermost(fn)).__name__,
             fn=fn,
             support=fn.support,
             sample_shape=tuple(msg["kwargs"].get("sample_shape", ())),
@@ -543,6 +542,9 @@ def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Arr
     A parameter with neither the batch's axes nor the value's is left out: it cannot tell elements
     of a plate apart.
     """
+    if isinstance(fn, Stacked):
+        each: list[Array] = fn.each(lambda one: _parameters(one, batch_shape[1:]))
+        return each
     spread = []
     for leaf in jax.tree.leaves(fn):
         leaf = jnp.asarray(leaf)
@@ -581,9 +583,13 @@ def _masked(step: Callable[[Any, Any], Any], around: list[Messenger]) -> Callabl
 
 
 def innermost(fn: dist.Distribution) -> dist.Distribution:
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+    """The distribution without what is wrapped around it."""
+    while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+_WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Stacked)
 
 
 def _check_plate(msg: Message) -> None:

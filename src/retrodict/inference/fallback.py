@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import DataError
+from retrodict.graph.loop_surface import stack_steps
 from retrodict.inference.methods import ImpossibleData, Inference, Settings
 from retrodict.particles.out_of_distribution import Likeness, Reference
 from retrodict.particles.posterior import Posterior
@@ -129,11 +130,13 @@ class Answers:
             return posterior
         graph = self.inference.graph
         if not posterior.batched:
-            data = {name: np.asarray(value)[None] for name, value in posterior.data.items()}
+            one = {name: np.asarray(value)[None] for name, value in posterior.data.items()}
+            data = stack_steps(graph, one, axis=1)
             evidence = np.asarray(posterior.log_evidence)[None]
             (found,) = self.reference.likeness(graph, data, evidence)
             return replace(posterior, extra=_with_likeness(posterior.extra, found))
-        data = {name: np.asarray(value) for name, value in posterior.data.items()}
+        rows = {name: np.asarray(value) for name, value in posterior.data.items()}
+        data = stack_steps(graph, rows, axis=1)
         likeness = self.reference.likeness(graph, data, np.asarray(posterior.log_evidence))
         rescued = {
             row: replace(one, extra=_with_likeness(one.extra, likeness[row]))

@@ -18,9 +18,11 @@ from jaxtyping import Array, PRNGKeyArray
 from retrodict._xla.jit import ANSWERING, QUICKLY, Compiled
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.graph.graph import Graph
+from retrodict.graph.loop_surface import by_user_site, split_steps
 from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
 from retrodict.inference.divide_conquer import Divider
+from retrodict.inference.loop_posterior import user_posterior
 from retrodict.inference.smc import Engine, Outcome, by_parts
 from retrodict.inference.tempering_driver import Rescuer
 from retrodict.inverse.inverse import invert
@@ -118,7 +120,8 @@ class Inference:
         """The posterior of one data set."""
         checked = check_data(self.graph, data)
         if settings.method == "temper":
-            return self._rescuer(settings)(networks, rng_key, checked, _dims(self.graph))
+            tempered = self._rescuer(settings)(networks, rng_key, checked, _dims(self.graph.surface))
+            return user_posterior(self.graph, tempered)
         outcome, deterministic, judged = self._runner(settings)(networks, rng_key, checked)
         self._check_possible(outcome)
         return self._posterior(outcome, deterministic, judged, checked, settings.method)
@@ -137,7 +140,8 @@ class Inference:
         if number == 0:
             raise DataError("there are no data sets: the leading axis of the data is empty")
         if settings.method == "temper":
-            each = ({name: value[i] for name, value in checked.items()} for i in range(number))
+            rows = split_steps(self.graph, checked, axis=1)
+            each = ({name: value[i] for name, value in rows.items()} for i in range(number))
             keys = jax.random.split(rng_key, number)
             return stacked(
                 [self.one(networks, k, row, settings) for k, row in zip(keys, each, strict=True)]
@@ -229,12 +233,13 @@ class Inference:
         """The same for the model called with other arguments, which may change sizes."""
         if model_args is None and model_kwargs is None:
             return self
-        program = self.graph.program
+        shown = self.graph.surface
+        program = shown.program
         args = program.args if model_args is None else tuple(model_args)
         kwargs = program.kwargs if model_kwargs is None else dict(model_kwargs)
         key = _fingerprint((args, kwargs))
         if key not in self._elsewhere:
-            graph = trace(program.model, self.graph.observed, model_args=args, model_kwargs=kwargs)
+            graph = trace(program.model, shown.observed, model_args=args, model_kwargs=kwargs)
             # what moves with what, and how far, may depend on the arguments
             facts = {n: found._replace(slope=()) for n, found in self.proposal.facts.items()}
             proposal = Proposal.of(invert(graph, self.proposal.inverse.method), facts)
@@ -255,10 +260,8 @@ class Inference:
         method: str,
     ) -> Posterior:
         particles = outcome.population
-        # rows of a loop's stacks are NumPy's
-        samples: dict[str, Array] = jax.device_put({**particles.values, **deterministic})
-        return make_posterior(
-            samples,
+        posterior = make_posterior(
+            {**particles.values, **deterministic},
             particles.log_weights,
             log_evidence=particles.log_evidence,
             num_resamplings=particles.num_resamplings,
@@ -269,8 +272,9 @@ class Inference:
             filtered_log_weights=outcome.filtered_log_weights,
             method=method,
             data=data,
-            dims=_dims(self.graph),
+            dims=_dims(self.graph.surface),
         )
+        return user_posterior(self.graph, posterior)
 
     def _check_possible(self, outcome: Outcome) -> None:
         """Say where it happened, if no particle could have made the data."""
@@ -282,8 +286,8 @@ class Inference:
         raise ImpossibleData(
             f"every particle has weight zero since stage {failed + 1} of {len(stages)}, drawing "
             f"{', '.join(names)}: no particle makes these sites possible: "
-            f"{blame(outcome.possible)}. Check that their values can come from the model; if they "
-            "can, but only barely, use more particles"
+            f"{blame(by_user_site(self.graph, outcome.possible))}. Check that their values can "
+            "come from the model; if they can, but only barely, use more particles"
         )
 
     def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:

@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
         population: after the last stage.
         survivors: for every latent, the effective number of its draws that are left: one number,
             or one for each step of a series.
+        possible: for every site whether any particle makes it possible: one, or one for each step.
     """
 
     population: Population
@@ -55,7 +56,7 @@ class Outcome(NamedTuple):
     ancestors: Int[Array, "stages particles"]
     filtered: dict[str, Array] | None
     filtered_log_weights: Float[Array, "time particles"] | None
-    possible: dict[str, Bool[Array, ""]]
+    possible: dict[str, Bool[Array, "*time"]]
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,7 @@ class Engine:
             length = 1
             if stage.scan is not None and self.proposal.runs_forward(stage):
                 length = graph.scan_lengths[stage.scan]
+                generation = max(generation - 1, 0)  # nothing is resampled before the first step
                 own = left[generation : generation + length]
                 own = own[::-1] if graph.reversed_scans[stage.scan] else own
             found |= {name: own for factor in stage.factors for name in factor.latents}
@@ -271,20 +273,13 @@ class Engine:
         if not names:
             return {}, {}
 
-        slices = self.proposal.slices
-
         def one(latents: Values) -> dict[str, Array]:
-            if slices is not None:
-                return evaluate({**data, **latents})
             # Sites not drawn yet are drawn here; nothing that is counted depends on them.
             found = self.proposal.graph.program.run(
                 jax.random.key(0), {**data, **latents}, only=names
             )
             return {name: found.log_density[name].sum() for name in names}
 
-        if slices is not None:
-            needed, evaluate = slices.of(names)
-            latents = {name: value for name, value in latents.items() if name in needed}
         if latents:
             densities = jax.vmap(one)(latents)
         else:
@@ -377,8 +372,7 @@ class Engine:
         values: Any = moving.values
         followed = paths(seen.drawn, parents, backward)
         ended = moving._replace(values={**values["outer"], **followed})
-        possible = {name: jnp.all(ok) for name, ok in seen.possible.items()}
-        return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, possible)
+        return ended, Series(sizes[1:], parents[1:], seen.drawn, log_weights, seen.possible)
 
     def advance(
         self,
@@ -490,7 +484,7 @@ class Series(NamedTuple):
     ancestors: Int[Array, "time particles"]
     filtered: dict[str, Array]
     log_weights: Float[Array, "time particles"]
-    possible: dict[str, Bool[Array, ""]]
+    possible: dict[str, Bool[Array, " time"]]
 
 
 def carried(

@@ -20,6 +20,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import run_often
 from retrodict.errors import DataError
+from retrodict.graph.graph import Site
+from retrodict.graph.loop_surface import by_user_site
 from retrodict.inference.mcmc_kernels import Moves
 from retrodict.inference.tempered_smc import POOL, Climb, Guide, Pool, Temperer, features
 from retrodict.inference.tempered_target import Target
@@ -170,19 +172,25 @@ class Rescuer:
         possible = np.isfinite(np.asarray(pool.walkers.densities.likelihood))
         if possible.any():
             return
-        target = self.temperer.moves.target
+        target, graph = self.temperer.moves.target, self.proposal.graph
 
         def densities(particle: Any) -> dict[str, Array]:
             values, _, _ = target.join(particle)
-            found = target.graph.program.run(jax.random.key(0), {**data, **values}).log_density
-            return {name: found[name].sum() for name in target.graph.observed}
+            found = graph.program.run(jax.random.key(0), {**data, **values}).log_density
+            return {name: _by_step(found[name], graph.sites[name]) for name in graph.observed}
 
         by_site = jax.jit(jax.vmap(densities))(pool.walkers.particle)
-        seen = {name: bool(np.isfinite(np.asarray(d)).any()) for name, d in by_site.items()}
+        finite = {name: np.isfinite(np.asarray(d)).any(0) for name, d in by_site.items()}
+        seen = by_user_site(graph, finite)
         raise DataError(
             f"none of {len(possible)} draws from networks and prior makes these sites possible: "
             f"{blame(seen)}. Check that their values can come from the model"
         )
+
+
+def _by_step(density: Array, site: Site) -> Array:
+    """The log density of a site, or of each step of a Python loop."""
+    return density.reshape(len(site.steps), -1).sum(1) if site.steps else density.sum()
 
 
 class Findings(NamedTuple):

@@ -127,18 +127,11 @@ class Reference:
 
 
 def statistics(graph: Graph, data: Mapping[str, Table]) -> tuple[tuple[str, ...], Table]:
-    """Names, and one row a data set; sites of a loop are taken together."""
-    families: dict[str, list[Table]] = {}
-    for name in graph.observed:
-        site = graph.sites[name]
-        family = site.family[0] if site.family else name
-        value = np.asarray(data[name], np.float64)
-        families.setdefault(family, []).append(
-            np.asarray(_on_scale(site, value)).reshape(len(value), -1)
-        )
+    """Names, and one row a data set; steps of a site are taken together."""
     names, columns = [], []
-    for family, parts in families.items():
-        rows = np.concatenate(parts, 1)
+    for site in (graph.sites[name] for name in graph.observed):
+        value = np.asarray(data[site.name], np.float64)
+        rows = np.asarray(_on_scale(site, value)).reshape(len(value), -1)
         if rows.shape[1] == 0:
             continue
         kinds: dict[str, Any] = {
@@ -150,7 +143,7 @@ def statistics(graph: Graph, data: Mapping[str, Table]) -> tuple[tuple[str, ...]
         if rows.shape[1] == 1:
             kinds = {"value": np.mean}
         for kind, function in kinds.items():
-            names.append(f"{kind} of '{family}'")
+            names.append(f"{kind} of '{site.name}'")
             columns.append(function(rows, 1))
     number = len(next(iter(data.values())))
     return tuple(names), np.stack(columns, 1) if columns else np.zeros((number, 0))

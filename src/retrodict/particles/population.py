@@ -61,4 +61,4 @@ def reweigh(particles: Population, increment: Float[Array, " particles"], stage:
 
 def blame(possible: Mapping[str, Any]) -> str:
     """The sites that no particle made possible, for a message."""
-    return ", ".join(f"'{name}'" for name, ok in possible.items() if not bool(ok)) or "none alone"
+    return ", ".join(f"'{name}'" for name, ok in possible.items() if not np.all(ok)) or "none alone"

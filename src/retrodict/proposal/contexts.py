@@ -166,11 +166,11 @@ def assemble(
     copies = tuple(first.shape[axis] for axis in copy_axes)
 
     latents, own_axes = [], []
-    for name, label in zip(factor.latents, factor.labels, strict=True):
+    for name in factor.latents:
         site = graph.sites[name]
         axes = _own_axes(site, factor)
         shape = tuple(n for axis, n in enumerate(site.shape) if axis not in axes)
-        latents.append(Latent(label, site.support, shape))
+        latents.append(Latent(name, site.support, shape))
         own_axes.append(axes)
 
     leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen)]
@@ -260,7 +260,7 @@ def _site_leaves(graph: Graph, factor: Factor, seen: Input) -> list[Leaf]:
             picks[axis] = Whole(group, 0 if onward else None, reverse)
     if not site.time:
         support = widened(site.support, site.shape, picks)
-        return [Leaf(seen.label, site.name, support, site.shape, picks)]
+        return [Leaf(seen.site, site.name, support, site.shape, picks)]
     return _step_leaves(graph, factor, seen, picks)
 
 
@@ -284,7 +284,7 @@ def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pic
 
     series = Group(f"time {site.scan}", ordered=True)
     if seen.steps is None:
-        return [leaf(seen.label, Whole(series))]
+        return [leaf(seen.site, Whole(series))]
     reverse = graph.reversed_scans[site.scan]
     # As distances in the direction of time, of which the negative ones are the past.
     lo, hi = (-seen.steps[1], -seen.steps[0]) if reverse else seen.steps
@@ -293,11 +293,9 @@ def _step_leaves(graph: Graph, factor: Factor, seen: Input, picks: dict[int, Pic
     if hi < lo:
         return []
     if np.isinf(hi) or np.isinf(lo):
-        return [leaf(seen.label, Whole(series, int(lo) if np.isfinite(lo) else None, reverse))]
+        return [leaf(seen.site, Whole(series, int(lo) if np.isfinite(lo) else None, reverse))]
     return [
-        leaf(
-            f"{seen.label}{step:+d}" if step else seen.label, Aligned(0, -step if reverse else step)
-        )
+        leaf(f"{seen.site}{step:+d}" if step else seen.site, Aligned(0, -step if reverse else step))
         for step in range(int(lo), int(hi) + 1)
     ]
 

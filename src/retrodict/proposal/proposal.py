@@ -5,10 +5,8 @@ along plates at once, steps of a scan one after the other. All functions are of 
 `vmap` over keys gives a population, and what depends on the data alone is then computed once.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
@@ -17,14 +15,12 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from retrodict._xla.batch_last import sum_of_all
-from retrodict._xla.repeated_eqns import FEWEST
 from retrodict._xla.scan import scan
 from retrodict.estimators.conditional import MADE, ConditionalMADE, Network
 from retrodict.graph.element_covariates import designs
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import Draws, joint_draws
 from retrodict.graph.program import Evaluation, carry_leaves
-from retrodict.graph.site_log_densities import Slices
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals
@@ -55,7 +51,7 @@ class Proposal:
     """An inverse made ready to draw from.
 
     Attributes:
-        inverse: the model turned round.
+        inverse: the model turned round, with its Python loops as scans and plates.
         assemblies: for each factor that has a network, how it gets its inputs.
         marginals: for factors whose prior is counted later than they are drawn, where the inverse
             allows divide and conquer: the same without inputs.
@@ -82,17 +78,14 @@ class Proposal:
             facts: by network, those of the guides that were found before, if they were.
             exact: whether to do without networks where conditionals are known.
         """
+        inverse = inverse.lifted
         graph = inverse.graph
         constants, draws = designs(graph), joint_draws(graph)
         drawn = [factor for factor in inverse.factors if not factor.own]
-        shared = Counter(factor.network for factor in drawn)
 
         def made(factor: Factor) -> Assembly:
-            # In a loop written out, guiding each step would mean reading the whole model for each.
-            guided = shared[factor.network] == 1
             before = None if facts is None else facts.get(str(factor.network))
-            if facts is not None:
-                guided = before is not None
+            guided = facts is None or before is not None
             return assemble(graph, factor, constants, draws if guided else None, before, exact)
 
         assemblies = {factor.latents: made(factor) for factor in drawn}
@@ -106,7 +99,7 @@ class Proposal:
         marginals = {
             f.latents: replace(
                 assemblies[f.latents],
-                factor=replace(f, network=f"{' '.join(f.labels)} |"),
+                factor=replace(f, network=f"{' '.join(f.latents)} |"),
                 inputs=(),
                 tree=(),
                 guide=None,
@@ -121,19 +114,13 @@ class Proposal:
 
         The inverse must draw in the program's order, as "filter" does.
         """
-        own = tuple(replace(factor, own=True) for factor in inverse.factors)
-        return Proposal.of(replace(inverse, factors=own))
+        own = tuple(replace(factor, own=True) for factor in inverse.lifted_factors)
+        return Proposal.of(replace(inverse, lifted_factors=own))
 
     @property
     def graph(self) -> Graph:
         """The model's graph."""
         return self.inverse.graph
-
-    @cached_property
-    def slices(self) -> Slices | None:
-        """Densities by themselves, where a model has stages enough for it to be worthwhile."""
-        many = len(self.stages) > FEWEST and not self.graph.scan_lengths
-        return Slices(self.graph) if many else None
 
     @property
     def facts(self) -> dict[str, Facts]:
@@ -143,11 +130,6 @@ class Proposal:
             for a in self.assemblies.values()
             if a.guide is not None
         }
-
-    @cached_property
-    def _shared(self) -> frozenset[str]:
-        """Networks that draw more than one factor."""
-        return frozenset(name for name, by in self.networks().items() if len(by) > 1)
 
     def networks(self) -> dict[str, list[Assembly]]:
         """The assemblies of the factors that share each network."""
@@ -240,9 +222,7 @@ class Proposal:
         each, would be dearer than what is drawn with them.
         """
         copies = self.assemblies[factor.latents].copies[1 if factor.time else 0 :]
-        name = str(factor.network)
-        noise = _noise_alike if name in self._shared else _noise
-        return noise(networks[name], rng_key, (*shape, *copies))
+        return networks[str(factor.network)].noise(rng_key, (*shape, *copies))
 
     def step_noise(
         self, networks: Networks, rng_key: PRNGKeyArray, stage: Stage, shape: tuple[int, ...] = ()
@@ -312,12 +292,9 @@ class Proposal:
         network = networks[str(assembly.factor.network)]
         sizes = assembly.copies[len(leading) :]
 
-        # copies in a loop written out are traced one by one, but not what is the same in all
-        drawn = _drawn_alike if str(assembly.factor.network) in self._shared else _drawn
-
         def one(index: tuple[Array, ...], noise: Noise, given: Values, expected: Any) -> Any:
             context = assembly.context(values, (*leading, *index), given, expected)
-            return drawn(network, context, noise)
+            return network.draw(network.encode(context, to_draw=True), noise)
 
         own = (noise, summaries or {}, expected)
         if not sizes:
@@ -499,18 +476,6 @@ class Proposal:
 
             log_q += over_copies(one, assembly.copies).sum()
         return log_q
-
-
-def _drawn(network: Network, context: Any, noise: Noise) -> tuple[Any, Array]:
-    return network.draw(network.encode(context, to_draw=True), noise)
-
-
-def _noise(network: Network, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Noise:
-    return network.noise(rng_key, shape)
-
-
-_drawn_alike = jax.jit(_drawn)
-_noise_alike = jax.jit(_noise, static_argnums=2)
 
 
 def over_copies(fn: Callable[..., Array], sizes: tuple[int, ...]) -> Array:

@@ -22,6 +22,7 @@ def fresh_datasets(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], Rejected]:
     """So many joint draws of all sites, and what was dropped on the way."""
     names, rejected = list(graph.sites), Rejected()
+    shown = list(graph.surface.sites)
     # As in training, for which `draws` may have been compiled.
     size = usual_number(graph)
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
@@ -32,7 +33,7 @@ def fresh_datasets(
         rejected.simulated += size
         for code, times in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
             site, reason = divmod(int(code) - 1, len(REASONS))
-            rejected.dropped[names[site], REASONS[reason]] += int(times)
+            rejected.dropped[shown[site], REASONS[reason]] += int(times)
         good = np.flatnonzero(codes == 0)
         parts.append({name: values[name][good] for name in names})
         found += len(good)

@@ -190,7 +190,7 @@ class Simulator:
 
     def _count(self, codes: Int[np.ndarray, " draws"], rejected: Rejected) -> np.ndarray:
         """Which draws are good; the others are counted."""
-        names = list(self.graph.sites)
+        names = list(self.graph.surface.sites)
         good: np.ndarray = codes == 0
         rejected.simulated += codes.size
         for code, times in zip(*np.unique(codes[~good], return_counts=True), strict=True):

@@ -1,0 +1,199 @@
+"""Translate between the user's sites and those that stand for the sites of a Python loop."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from retrodict.graph.graph import Edge, Graph, Site, Support
+from retrodict.graph.index_relations import Link, Relation, Table, Window, union
+
+
+def stack_steps(graph: Graph, values: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
+    """Values of the user's sites as those of the lifted graph's.
+
+    Args:
+        graph: the lifted one.
+        values: by the user's names; sites of a loop are all there, or none is.
+        axis: where the steps go: behind as many leading axes.
+    """
+    found = dict(values)
+    for name, steps in _steps(graph):
+        if steps[0] in values:
+            found[name] = np.stack([np.asarray(found.pop(step)) for step in steps], axis)
+    return found
+
+
+def split_steps(graph: Graph, values: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
+    """Values of the lifted graph's sites by the user's names: sites in program order, then others.
+
+    Entries of a loop are NumPy's, and views of one array. What has no axis of steps is repeated.
+
+    Args:
+        graph: the lifted one.
+        values: by names of the lifted graph.
+        axis: that of the steps, behind as many leading axes.
+    """
+    if not graph.loops:
+        return dict(values)
+    found = dict(values)
+    for name, steps in _steps(graph):
+        if name in found:
+            array = np.asarray(found.pop(name))
+            if array.ndim > axis:
+                rows: Iterable[Any] = np.ascontiguousarray(np.moveaxis(array, axis, 0))
+            else:
+                rows = [array] * len(steps)
+            found |= zip(steps, rows, strict=True)
+    order = [name for name in graph.surface.sites if name in found]
+    return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+
+def by_user_site(graph: Graph, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of the lifted graph's sites by the user's names, where there is one for each step."""
+    own = {name: flag for name, flag in flags.items() if np.ndim(flag) and graph.sites[name].steps}
+    rest = {name: np.all(flag) for name, flag in flags.items() if name not in own}
+    return split_steps(graph, own) | rest
+
+
+def _steps(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
+    return ((name, steps) for loop in graph.loops for name, steps in loop.items())
+
+
+def surface_graph(graph: Graph) -> Graph:
+    """The graph with the user's sites in place of those that stand for the sites of a loop."""
+    sites: dict[str, Site] = {}
+    loops = {name: loop for loop in graph.loops for name in loop}
+    for site in graph.sites.values():
+        if not site.steps:
+            sites[site.name] = site
+        elif site.steps[0] not in sites:
+            together = [graph.sites[name] for name in loops[site.name] if name in graph.sites]
+            for step in range(len(site.steps)):
+                sites |= {s.steps[step]: _step_site(s, step) for s in together}
+    relations: dict[tuple[str, str], set[Relation]] = {}
+    for edge in graph.edges:
+        for parent, child, relation in _step_relations(graph, edge):
+            relations.setdefault((parent, child), set()).add(relation)
+    order = {name: number for number, name in enumerate(sites)}
+    pairs = sorted(relations, key=lambda pair: (order[pair[1]], order[pair[0]]))
+    guarded = [graph.sites[name] for name in graph.program.guarded]
+    assert graph.user_program is not None
+    program = replace(
+        graph.user_program,
+        guarded=frozenset(name for site in guarded for name in site.steps or (site.name,)),
+    )
+    inside = {site.scan for site in graph.sites.values() if site.steps}
+    own = [number for number in range(len(graph.scan_lengths)) if number not in inside]
+    return replace(
+        graph,
+        sites=sites,
+        edges=tuple(Edge(*pair, union(relations[pair])) for pair in pairs),
+        plates={
+            name: size
+            for name, size in graph.plates.items()
+            if any(name in site.plates for site in sites.values())
+        },
+        scan_lengths=tuple(graph.scan_lengths[number] for number in own),
+        reversed_scans=tuple(graph.reversed_scans[number] for number in own),
+        carries=tuple(carry for carry in graph.carries if carry.scan in own),
+        program=program,
+        loops=(),
+        source=graph,
+    )
+
+
+def _step_site(site: Site, step: int) -> Site:
+    """One step of a site that stands for those of a loop."""
+
+    def bound(leaf: Any) -> Any:
+        return leaf[step] if np.ndim(leaf) and np.shape(leaf)[0] == len(site.steps) else leaf
+
+    support: Support = jax.tree.map(bound, site.support)
+    return replace(
+        site,
+        name=site.steps[step],
+        shape=site.shape[1:],
+        support=support,
+        plates=site.plates if site.time else site.plates[1:],
+        time=False,
+        axes=tuple(axis - 1 for axis in site.axes[1:]),
+        scan=None,
+        steps=(),
+        unlike=tuple(axis - 1 for axis in site.unlike if axis),
+    )
+
+
+def _step_relations(graph: Graph, edge: Edge) -> Iterator[tuple[str, str, Relation]]:
+    """Parent, child and relation between the user's sites, for an edge of the lifted graph."""
+    parent, child = graph.sites[edge.parent], graph.sites[edge.child]
+    steps: Iterable[int | None] = range(len(child.steps)) if child.steps else [None]
+    for relation in edge.relations:
+        for step in steps:
+            mine = relation if step is None else _at_step(relation, step)
+            if mine is None:
+                continue
+            name = child.name if step is None else child.steps[step]
+            if not parent.steps:
+                yield parent.name, name, mine
+                continue
+            sizes = child.index_shape[step is not None :]
+            for other, rest in _parent_steps(mine, len(parent.steps), sizes):
+                yield parent.steps[other], name, rest
+
+
+def _at_step(relation: Relation, step: int) -> Relation | None:
+    """The relation of one step of the child; None if it has no parent there."""
+    present = []
+    for axis, start, stop in relation.present:
+        assert isinstance(axis, int)
+        if axis:
+            present.append((axis - 1, start, stop))
+        elif not start <= step < stop:
+            return None
+    links: list[Link] = []
+    for link in relation.links:
+        if link.axis is None:
+            links.append(link)
+        elif link.along:
+            links.append(link._replace(axis=link.along - 1))
+        elif isinstance(link, Table):
+            index = int(link.indices[step])
+            if index < 0:
+                return None
+            links.append(Window(None, index, index))
+        else:
+            links.append(Window(None, step + link.lo, step + link.hi))
+    return Relation(tuple(links), tuple(present))
+
+
+def _parent_steps(
+    relation: Relation, length: int, sizes: Sequence[int]
+) -> Iterator[tuple[int, Relation]]:
+    """The steps of the parent, each with the relation of a child of some sizes to it."""
+    reach, links = relation.links[0], relation.links[1:]
+    if reach.axis is None:
+        assert isinstance(reach, Window)
+        first, last = max(reach.lo, 0), min(reach.hi, length - 1)
+        for step in range(int(first), int(last) + 1):
+            yield step, Relation(links, relation.present)
+        return
+    axis = reach.along
+    limits = {key: (start, stop) for key, start, stop in relation.present}
+    low, high = limits.get(axis, (0, sizes[axis]))
+    for step in range(length):
+        for start, stop in _positions(reach, step):
+            span = int(max(start, low)), int(min(stop, high))
+            if span[0] < span[1]:
+                present = tuple((key, *ends) for key, ends in {**limits, axis: span}.items())
+                yield step, Relation(links, present)
+
+
+def _positions(link: Link, index: int) -> Iterator[tuple[float, float]]:
+    """Ranges of positions of the child that a link ties to one index of the parent."""
+    if isinstance(link, Table):
+        yield from ((int(n), int(n) + 1) for n in np.flatnonzero(link.indices == index))
+    else:
+        yield max(index - link.hi, 0), index - link.lo + 1
