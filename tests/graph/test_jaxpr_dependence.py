@@ -153,12 +153,3 @@ def test_union_joins_only_what_touches():
     assert union({window(-1, -1)}, {window(-3, 2)}) == {window(-3, 2)}
     many = union({window(3 * n, 3 * n) for n in range(40)})
     assert many == {window(0, 117)}
-
-
-def test_code_is_equal_for_outputs_computed_alike():
-    def fn(inputs):
-        a, b = inputs["a"], inputs["b"]
-        return {"one": jnp.sin(a) * 2, "two": jnp.sin(b) * 2, "three": jnp.sin(b) * 3}
-
-    code = Flow.of(fn, {"a": jnp.zeros(2), "b": jnp.zeros(2)}).code(lambda name: "input")
-    assert code["one"] == code["two"] != code["three"]

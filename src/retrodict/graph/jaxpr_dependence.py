@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from retrodict.graph.index_relations import (
     AxisKey,
     Dependence,
+    Relation,
     Relations,
     Step,
     Take,
@@ -216,7 +217,7 @@ def _where_chosen(result: Dependence, choice: Abstract, branch: int) -> Dependen
     start, stop = int(hits[0]), int(hits[-1]) + 1
 
     def limited(relations: Relations) -> Relations:
-        found = set()
+        found: set[Relation] = set()
         for relation in relations:
             spans = [(a, b) for axis, a, b in relation.present if axis is step]
             low, high = max([start, *(a for a, _ in spans)]), min([stop, *(b for _, b in spans)])

@@ -59,9 +59,7 @@ def _flags(site: Site, value: Array, density: Array) -> Bool[Array, "*steps reas
     return jnp.stack([nonfinite, beyond, rounded & ~nonfinite, impossible], -1)
 
 
-def _bad_entries(
-    support: Any, value: Array
-) -> tuple[Array | None, Array | None, Array | None]:
+def _bad_entries(support: Any, value: Array) -> tuple[Array | None, Array | None, Array | None]:
     """Which entries are not finite, are integers beyond their type, are rounded to a bound.
 
     None where that cannot be: XLA would take long to find it out.

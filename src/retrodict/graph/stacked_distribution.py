@@ -68,13 +68,13 @@ class Stacked(dist.Distribution):
         ]
         return jax.tree.unflatten(form, aligned) if bounds else support
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw every copy."""
         keys = jax.random.split(key, self.number)
         draws: Array = self.each(lambda fn, key: fn.sample(key, sample_shape), keys)
         return jnp.moveaxis(draws, 0, len(sample_shape))
 
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+    def log_prob(self, value: Any, intermediates: Any = None) -> Array:
         """Log density of every copy."""
         density: Array = self.each(lambda fn, value: fn.log_prob(value), value)
         return density

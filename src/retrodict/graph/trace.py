@@ -29,7 +29,7 @@ from retrodict.graph.index_relations import (
     union,
 )
 from retrodict.graph.jaxpr_dependence import Constant, Flow
-from retrodict.graph.lifting import lift
+from retrodict.graph.loops.lifting import lift
 from retrodict.graph.primitive_rules import Abstract
 from retrodict.graph.program import Evaluation, Notes, Program, Seen, own
 

@@ -120,7 +120,9 @@ class Inference:
         """The posterior of one data set."""
         checked = check_data(self.graph, data)
         if settings.method == "temper":
-            tempered = self._rescuer(settings)(networks, rng_key, checked, _dims(self.graph.surface))
+            tempered = self._rescuer(settings)(
+                networks, rng_key, checked, _dims(self.graph.surface)
+            )
             return user_posterior(self.graph, tempered)
         outcome, deterministic, judged = self._runner(settings)(networks, rng_key, checked)
         self._check_possible(outcome)

@@ -12,9 +12,10 @@ from functools import cached_property
 import jax
 import numpyro
 
-from retrodict.graph.loop_matching import Loop
-from retrodict.graph.loop_runner import LoopRunner, Values, sample
-from retrodict.graph.recording import Recording
+from retrodict.graph.loops.environment import Environment
+from retrodict.graph.loops.recording import Recording
+from retrodict.graph.loops.runner import LoopRunner, sample
+from retrodict.graph.loops.steps import Loop
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class LiftedModel:
 
     def __call__(self) -> None:
         """Run it, under a handler that gives the sites their values."""
-        values = Values(self.recording, dict(self.recording.constants))
+        values = Environment(self.recording, dict(self.recording.constants))
         runners, number = {runner.loop.start: runner for runner in self._runners}, 0
         while number < len(self.recording.statements):
             if number in runners:

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from retrodict.graph.program import Notes, Program
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constant:
     """A parameter that is a plain number or array of the model's."""
 
@@ -106,7 +106,7 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
         if site is None:
             statements.append(Statement(name, leaves(1)))
             continue
-        tree = jax.tree.structure(site.fn)
+        tree: Any = jax.tree.structure(site.fn)
         parameters = leaves(tree.num_leaves)
         statements.append(
             Statement(name, parameters, tree, site.sample_shape, site.frames, values[name])
@@ -133,6 +133,12 @@ def _owners(
                 owner[place] = number
                 pending += variables(eqns[place].invars)
     return owner
+
+
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    """The shape of an operand."""
+    aval: Any = atom.value if isinstance(atom, Constant) else atom.aval
+    return np.shape(aval)
 
 
 def variables(atoms: Iterable[Any]) -> Iterable[Var]:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from retrodict.graph.lifted_model import LiftedModel
-from retrodict.graph.loop_matching import Loop, find_loops, numbered
+from retrodict.graph.loops.lifted_model import LiftedModel
+from retrodict.graph.loops.matching import find_loops, numbered
+from retrodict.graph.loops.recording import record
+from retrodict.graph.loops.steps import Loop
 from retrodict.graph.program import Notes, Program
-from retrodict.graph.recording import record
 
 
 class Lifted(NamedTuple):
