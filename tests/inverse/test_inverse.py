@@ -338,6 +338,25 @@ def test_the_length_of_a_series_does_not_change_its_factors(name, method):
     assert short.factors == long.factors
 
 
+def chain(steps, observed_step):
+    """One step of a chain is observed, outside of its scan."""
+
+    def step(x, _):
+        x = numpyro.sample("x", dist.Normal(x, 1))
+        return x, x
+
+    _, xs = scan(step, 0.0, None, length=steps)
+    numpyro.sample("y", dist.Normal(xs[observed_step], 1))
+
+
+@pytest.mark.parametrize("method", ["blanket", "faithful"])
+def test_an_observation_of_one_step_informs_a_long_series(method):
+    for steps, place in [(9, -1), (500, -1), (500, 250), (500, -2), (500, 1)]:
+        graph = rd.trace(chain, ["y"], model_args=(steps, place))
+        (factor,) = rd.invert(graph, method).factors
+        assert not factor.own and factor.context == {"x", "y"}
+
+
 def test_steps_of_a_scan_are_drawn_in_one_order():
     """Two coupled chains: the last step alone would be cut differently."""
 

@@ -214,5 +214,6 @@ def _longest_lag(graph: Graph) -> int:
             lags += [abs(bound) for w in windows if w[:2] == (0, 0) for bound in w.bounds]
         if graph.sites[edge.child].time:
             # Steps of which only the first few depend on the parent.
-            lags += [1 - w.lo for w in windows if w[:2] == (0, None) and w.hi == INF]
+            starts = [1 - w.lo for w in windows if w[:2] == (0, None) and w.hi == INF]
+            lags += [stop for stop in starts if stop <= graph.sites[edge.child].shape[0] / 2]
     return int(max(lag for lag in lags if lag != INF))
