@@ -11,7 +11,8 @@ from numpyro.infer.util import log_density
 import retrodict as rd
 import retrodict.graph.trace as tracing
 from loop_models import CASES, DESIGN, SPREADS, site_values
-from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.loop_surface import split_steps, stack_steps
 from retrodict.graph.loops.lifting import Lifted
 from zoo import CASES as ZOO
@@ -38,7 +39,9 @@ def test_loops_become_scans_and_plates(case):
 @lifted_cases
 def test_density_is_that_of_the_model(case):
     graph, values = graph_of(case), site_values(case.model, 3)
-    lifted = Compiled(graph.lifted.program.log_density, QUICKLY)(stack_steps(graph.lifted, values))
+    lifted = CompiledFunction(graph.lifted.program.log_density, FAST_COMPILE)(
+        stack_steps(graph.lifted, values)
+    )
     total, _ = log_density(case.model, (), {}, values)
     np.testing.assert_allclose(sum(d.sum() for d in lifted.values()), total, rtol=1e-4)
     by_site = split_steps(graph.lifted, lifted)
@@ -66,7 +69,7 @@ def test_draws_have_the_density_of_the_model(case):
             evaluation = program.run(rng_key, {})
             return sum(d.sum() for d in evaluation.log_density.values())
 
-        densities = Compiled(jax.vmap(one), QUICKLY)(jax.random.split(key(5), 4000))
+        densities = CompiledFunction(jax.vmap(one), FAST_COMPILE)(jax.random.split(key(5), 4000))
         return np.mean(densities), np.std(densities) / np.sqrt(4000)
 
     (a, error_a), (b, error_b) = mean(graph.program), mean(graph.lifted.program)
@@ -86,7 +89,7 @@ def test_derivatives_are_those_of_the_model(name):
         def density(floats):
             return sum(d.sum() for d in program.log_density({**floats, **rest}).values())
 
-        return Compiled(jax.grad(density), QUICKLY)(floats)
+        return CompiledFunction(jax.grad(density), FAST_COMPILE)(floats)
 
     stacked = jax.tree.map(jnp.asarray, stack_steps(graph.lifted, values))
     found = split_steps(graph.lifted, total(graph.lifted.program, stacked))

@@ -12,9 +12,10 @@ import pytest
 import retrodict as rd
 from exact import kalman, series_loop
 from loop_models import CASES, site_values
-from retrodict._xla.jit import QUICKLY, Compiled
+from retrodict._xla.jit import CompiledFunction
+from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.loop_surface import stack_steps
-from retrodict.inference.smc import Engine
+from retrodict.inference.smc import SMC
 from retrodict.particles.resampling import systematic
 from retrodict.proposal.proposal import Proposal
 from zoo import key
@@ -29,15 +30,15 @@ def traced(steps):
 
 
 @cache
-def prepared(steps, exact=True):
+def prepared(steps, analytic=True):
     """A proposal, which needs no training where conditionals are known in closed form, and data."""
     graph = traced(steps)
-    proposal = Proposal.of(rd.invert(graph, "filter"), exact=exact)
+    proposal = Proposal.of(rd.invert(graph, "filter"), analytic=analytic)
     networks = {
-        name: proposal.build(TINY, key(), assemblies)
-        for name, assemblies in proposal.networks().items()
+        name: proposal.build(TINY, key(), structures)
+        for name, structures in proposal.networks().items()
     }
-    drawn = Compiled(graph.lifted.program.simulate, QUICKLY)(key(1))
+    drawn = CompiledFunction(graph.lifted.program.simulate, FAST_COMPILE)(key(1))
     return proposal, networks, {"y_…": drawn["y_…"]}
 
 
@@ -45,7 +46,7 @@ def prepared(steps, exact=True):
 def compiled(name):
     case = CASES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrodict.inference.methods.PLAN_PARTICLES", 50)
+        patch.setattr("retrodict.inference.planning.PLAN_PARTICLES", 50)
         return rd.compile(
             key(), case.model, case.observed, estimator=TINY, training=BRIEF, progress_bar=False
         )
@@ -57,50 +58,51 @@ def data_of(name, seed=1):
 
 
 def run(proposal, networks, data, threshold, particles):
-    engine = Engine(proposal, particles, systematic, threshold)
-    return Compiled(engine.run, QUICKLY)(networks, key(3), data)
+    sampler = SMC(proposal, particles, systematic, threshold)
+    return CompiledFunction(sampler.run, FAST_COMPILE)(networks, key(3), data)
 
 
 def test_a_long_loop_is_a_particle_filter():
     """Evidence, filtered means and what is left of early draws, over sixty steps."""
     proposal, networks, data = prepared(60)
     log_evidence, means, variances = kalman(np.asarray(data["y_…"]))
-    found = run(proposal, networks, data, 0.5, 2000)
-    error = float(found.log_evidence_se)
+    population, info = run(proposal, networks, data, 0.5, 2000)
+    error = float(info.log_evidence_se)
     assert error < 0.3
-    assert abs(float(found.population.log_evidence.value()) - log_evidence) < 4 * error
-    weights = np.exp(found.population.log_weights)
-    last = np.average(found.population.values["x_…"][:, -1], weights=weights)
+    assert abs(float(population.log_evidence.value()) - log_evidence) < 4 * error
+    weights = np.exp(population.log_weights)
+    last = np.average(population.values["x_…"][:, -1], weights=weights)
     assert abs(last - means[-1]) < 0.2 * np.sqrt(variances[-1])
-    assert found.ess_by_stage.shape == (60,)
-    assert found.ancestors.shape == (59, 2000)
-    # of the first draws few have descendants, of the last nearly all
-    left = np.asarray(found.survivors["x_…"])
+    assert info.ess_by_stage.shape == (60,)
+    assert info.ancestors.shape == (59, 2000)
+    # Few of the first draws have descendants, nearly all of the last.
+    left = np.asarray(info.survivors["x_…"])
     assert left.shape == (60,)
-    assert left[0] < 0.1 * left[-1]
+    assert np.all(np.diff(left) >= -1e-3 * left[-1])
+    assert left[0] < 0.25 * left[-1]
 
 
 def test_every_particle_has_its_own_ancestors_values():
     proposal, networks, data = prepared(12)
-    found = run(proposal, networks, data, 1.0, 30)
+    population, info = run(proposal, networks, data, 1.0, 30)
     for t in range(11):
         line = np.arange(30)
-        for chosen in found.ancestors[t:][::-1]:
+        for chosen in info.ancestors[t:][::-1]:
             line = chosen[line]
         _, counts = np.unique(line, return_counts=True)
-        _, copies = np.unique(found.population.values["x_…"][:, t], return_counts=True)
+        _, copies = np.unique(population.values["x_…"][:, t], return_counts=True)
         assert sorted(copies) == sorted(counts)
 
 
 def test_evidence_is_unbiased():
     """With networks that have learned nothing."""
-    proposal, networks, data = prepared(8, exact=False)
-    engine = Engine(proposal, 200, systematic, 0.5)
+    proposal, networks, data = prepared(8, analytic=False)
+    sampler = SMC(proposal, 200, systematic, 0.5)
 
     def evidence(rng_key):
-        return engine.run(networks, rng_key, data).population.log_evidence
+        return sampler.run(networks, rng_key, data)[0].log_evidence
 
-    found = Compiled(jax.vmap(evidence), QUICKLY)(jax.random.split(key(5), 300))
+    found = CompiledFunction(jax.vmap(evidence), FAST_COMPILE)(jax.random.split(key(5), 300))
     ratio = np.exp(found.value() - kalman(np.asarray(data["y_…"]))[0])
     error = ratio.std(ddof=1) / np.sqrt(len(ratio))
     assert error < 0.1
@@ -110,8 +112,8 @@ def test_evidence_is_unbiased():
 def test_loops_get_conditionals_in_closed_form():
     """x_t given x_{t−1} and y_t is normal: no network is needed, and the filter is exact a step."""
     proposal = Proposal.of(rd.invert(traced(20), "filter"))
-    (assembly,) = proposal.assemblies.values()
-    assert assembly.guide is not None and assembly.inputs == ()
+    (structure,) = proposal.estimated.values()
+    assert structure.knowledge.requirements == "normal"
 
 
 ANSWERED = ["two_steps_back", "plates_masks_and_deterministic_sites", "independent_copies"]
@@ -187,9 +189,9 @@ def test_wrong_data_are_told_by_the_users_names():
 def test_where_it_fails_is_told():
     """A site that no particle makes possible is known by its name, in a loop as elsewhere."""
     answers, data = compiled("moving_support"), data_of("moving_support")
-    with pytest.raises(rd.DataError, match=r"these sites possible: 'y_3'\."):
+    with pytest.raises(rd.DataError, match=r"positive density to 'y_3'\."):
         answers.infer(key(6), {**data, "y_3": 1e6}, 50, method="smc", rescue=False)
-    with pytest.raises(rd.DataError, match=r"these sites possible: 'y_3'\."):
+    with pytest.raises(rd.DataError, match=r"positive density to 'y_3'\."):
         answers.infer(key(6), {**data, "y_3": 1e6}, 50, method="temper")
 
 
@@ -204,10 +206,10 @@ def test_draws_that_cannot_be_used_are_told_by_the_users_names():
     names = list(graph.sites)
     values = {name: jnp.zeros((), site.dtype) for name, site in graph.sites.items()}
     stacked = jax.tree.map(jnp.asarray, stack_steps(graph.lifted, {**values, "n_2": 2**31 - 1}))
-    from retrodict.graph.prior_draws import REASONS, faults
+    from retrodict.graph.prior_draws import REASONS, fault_code
 
     density = graph.lifted.program.log_density(stacked)
-    site, reason = divmod(int(faults(graph.lifted, stacked, density)) - 1, len(REASONS))
+    site, reason = divmod(int(fault_code(graph.lifted, stacked, density)) - 1, len(REASONS))
     assert (names[site], REASONS[reason]) == ("n_2", "integer overflow")
 
 
