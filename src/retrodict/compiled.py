@@ -21,6 +21,7 @@ from retrodict._xla import jit
 from retrodict.estimators.conditional import MADE, has_weights
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
+from retrodict.graph.loop_surface import on_device, split_steps, stack_steps
 from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
 from retrodict.inference.fallback import Answers
@@ -88,12 +89,12 @@ class Compiled:
     @property
     def graph(self) -> Graph:
         """The model's dependency graph."""
-        return self.proposal.graph
+        return self.proposal.graph.surface
 
     @property
     def inverse(self) -> Inverse:
         """The graph turned round."""
-        return self.proposal.inverse
+        return self.proposal.inverse.surface
 
     def train(
         self, rng_key: PRNGKeyArray, training: Training, *, progress_bar: bool = True
@@ -128,10 +129,10 @@ class Compiled:
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], num_samples: int
     ) -> tuple[dict[str, Array], Float[Array, " samples"]]:
         """Draws from the raw networks, unweighted, and their log q."""
-        checked = check_data(self.graph, data)
+        checked = check_data(self.proposal.graph, data)
         keys = jax.random.split(rng_key, num_samples)
         samples, log_q = self._propose(self.networks, keys, checked)
-        return samples, log_q
+        return on_device(split_steps(self.proposal.graph, samples, axis=1)), log_q
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:
@@ -141,8 +142,9 @@ class Compiled:
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
     ) -> Float[Array, " samples"]:
         """log q of draws of all latents, with a leading axis."""
-        checked = check_data(self.graph, data)
-        latents = {name: jnp.asarray(samples[name]) for name in self.graph.latent}
+        checked = check_data(self.proposal.graph, data)
+        own = {name: samples[name] for name in self.graph.latent}
+        latents = jax.tree.map(jnp.asarray, stack_steps(self.proposal.graph, own, axis=1))
         log_q: Array = self._log_prob(self.networks, latents, checked)
         return log_q
 
@@ -359,7 +361,7 @@ def _simulator(
 ) -> Simulator:
     proposal = compiled.proposal
     return Simulator(
-        compiled.graph,
+        proposal.graph,
         tuple(structures),
         proposal.covariates,
         training.copies,

@@ -69,13 +69,13 @@ def write_model(
     `origin` gives the module, name and file of the model. By default they are taken from the
     model's function.
     """
-    program = parts.proposal.graph.program
+    program = parts.proposal.graph.surface.program
     arrays: dict[str, NDArray[Any]] = {}
     header = {
         "model": dict(origin or _origin(program.model)),
         "model_args": _encode_argument(list(program.args), "model_args", arrays),
         "model_kwargs": _encode_argument(dict(program.kwargs), "model_kwargs", arrays),
-        "graph": _describe(parts.proposal.graph),
+        "graph": _describe(parts.proposal.graph.surface),
         "method": parts.proposal.inverse.method,
         "estimator": dataclasses.asdict(parts.estimator),
         "networks": list(parts.networks),

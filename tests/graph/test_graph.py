@@ -112,22 +112,6 @@ def test_a_moving_support_is_widened_and_guarded():
         rd.trace(parts, ["y"])
 
 
-def test_loops_are_families_of_sites_that_are_alike():
-    graph = rd.trace(CASES["fhmm_loop"].model, CASES["fhmm_loop"].observed)
-    assert graph.sites["x_3"].family == ("x_", 3)
-    codes = graph.codes
-    assert codes["x_1"] == codes["x_2"] == codes["x_3"] != codes["x_0"]
-
-    def unequal():
-        for n, scale in enumerate([1.0, 1.0, 2.0]):
-            x = numpyro.sample(f"x{n}", dist.Normal(0, scale))
-            numpyro.sample(f"y{n}", dist.Normal(x, 1))
-
-    codes = rd.trace(unequal, ["y0", "y1", "y2"]).codes
-    assert codes["x0"] == codes["x1"] != codes["x2"]
-    assert codes["y0"] == codes["y1"] == codes["y2"]
-
-
 def test_unrolling_the_unreasonable_is_refused():
     def pairs():
         with numpyro.plate("a", 10_000):

@@ -127,12 +127,3 @@ def test_a_carry_that_never_forgets_is_widened_not_followed():
     ).dependence()
     past = Relation.of([Window(0, 0, -INF, -1)], (1000,), (1000,))
     assert found.dependence.sources["x"] == past
-
-
-def test_code_is_equal_for_outputs_computed_alike():
-    def fn(inputs):
-        a, b = inputs["a"], inputs["b"]
-        return {"one": jnp.sin(a) * 2, "two": jnp.sin(b) * 2, "three": jnp.sin(b) * 3}
-
-    code = Flow.of(fn, {"a": jnp.zeros(2), "b": jnp.zeros(2)}).code(lambda name: "input")
-    assert code["one"] == code["two"] != code["three"]

@@ -23,17 +23,20 @@ all_cases = pytest.mark.parametrize(
 def schedule_of(name, method):
     case = CASES[name]
     graph = rd.trace(case.model, case.observed, model_kwargs=case.kwargs)
-    return DensitySchedule(rd.invert(graph, method))
+    return DensitySchedule(rd.invert(graph, method).lifted)
 
 
-def site_of(variable):
-    return variable.partition("[")[0]
+def sites_by_variable(schedule):
+    """The site of every variable; the variables of a Python loop have names of their own."""
+    sites = schedule.graph.sites.values()
+    return {site.variable(index): site.name for site in sites for index in site.indices()}
 
 
 @all_cases
 def test_stages_follow_the_sampling_order(name, method):
     schedule = schedule_of(name, method)
-    stages = [schedule.sampling_stage[site_of(variable)] for variable in schedule.inverse.order]
+    site_of = sites_by_variable(schedule)
+    stages = [schedule.sampling_stage[site_of[variable]] for variable in schedule.inverse.order]
     assert stages == sorted(stages)
     assert set(stages) == set(range(len(schedule.stages)))
     assert [f for stage in schedule.stages for f in stage] == list(schedule.inverse.factors)
@@ -42,15 +45,15 @@ def test_stages_follow_the_sampling_order(name, method):
 @all_cases
 def test_each_density_is_counted_once_when_its_last_variable_is_sampled(name, method):
     schedule = schedule_of(name, method)
-    unrolled = schedule.graph.unroll()
+    unrolled, site_of = schedule.graph.unroll(), sites_by_variable(schedule)
 
     def stage(variable):
-        return schedule.sampling_stage.get(site_of(variable), 0)
+        return schedule.sampling_stage.get(site_of[variable], 0)
 
     expected = {}
     for variable in unrolled:
         last = max(map(stage, (variable, *unrolled.predecessors(variable))))
-        site = site_of(variable)
+        site = site_of[variable]
         expected[site] = max(expected.get(site, 0), last)
     for site in schedule.prior_latents:
         del expected[site]
@@ -65,9 +68,9 @@ def test_each_density_is_counted_once_when_its_last_variable_is_sampled(name, me
 @pytest.mark.parametrize("name", CASES)
 def test_latents_from_their_own_conditional_have_no_observed_descendant(name, method):
     schedule = schedule_of(name, method)
-    unrolled = schedule.graph.unroll()
+    unrolled, site_of = schedule.graph.unroll(), sites_by_variable(schedule)
     for variable in unrolled:
-        if site_of(variable) in schedule.prior_latents:
+        if site_of[variable] in schedule.prior_latents:
             descendants = nx.descendants(unrolled, variable)
             assert not any(unrolled.nodes[other]["observed"] for other in descendants)
 

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from retrodict._xla.output_packing import Packed
-from retrodict._xla.reroll import Rolled
 from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY, OPTION_EFFECTS, CompilerOptions
 
 Arguments = ParamSpec("Arguments")
@@ -55,7 +53,7 @@ def _compiles_with(options: tuple[tuple[str, str | bool], ...]) -> bool:
 
 
 class CompiledFunction(Generic[Arguments, Result]):
-    """A function that is compiled at its first call, with repeated steps re-rolled into loops.
+    """A function that is compiled at its first call.
 
     Args:
         fn: A function of pytrees of arrays, without keyword arguments.
@@ -63,36 +61,14 @@ class CompiledFunction(Generic[Arguments, Result]):
     """
 
     def __init__(self, fn: Callable[Arguments, Result], options: CompilerOptions) -> None:
-        options = supported_options(options)
-        self.unrolled: Any = jax.jit(fn, compiler_options=options)
-        self.rolled: Any = jax.jit(self._call_rolled, compiler_options=options)
+        self._outer: Any = jax.jit(fn, compiler_options=supported_options(options))
         # Within another compiled function, that function's options apply.
         self._inner: Any = jax.jit(fn)
-        self._has_repeats: bool | None = None
-        self._first_rolled: Rolled | None = None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        result: Result
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            result = self._inner(*args, **kwargs)
-            return result
-        if self._has_repeats is None:
-            # JAX caches the trace, so the function is traced once.
-            self._first_rolled = Rolled.of(self.unrolled.trace(*args, **kwargs).jaxpr)
-            self._has_repeats = bool(self._first_rolled.repeats)
-        if self._has_repeats:
-            result = self.rolled(*args, **kwargs).unpacked()
-        else:
-            result = self.unrolled(*args, **kwargs)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        result: Result = (self._inner if traced else self._outer)(*args, **kwargs)
         return result
-
-    def _call_rolled(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Packed:
-        traced, rolled = self.unrolled.trace(*args, **kwargs), self._first_rolled
-        self._first_rolled = None  # large, and needed only once
-        if rolled is None or rolled.closed is not traced.jaxpr:
-            rolled = Rolled.of(traced.jaxpr)
-        leaves = rolled(*jax.tree.leaves((args, kwargs)))
-        return Packed.of(leaves, jax.tree.structure(traced.out_info))
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:

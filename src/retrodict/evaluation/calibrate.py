@@ -26,6 +26,7 @@ from retrodict.evaluation.rank_uniformity import (
     describe_deviation,
     significance_level,
 )
+from retrodict.graph.loop_surface import split_steps, stack_steps
 from retrodict.inference.samplers import Settings
 from retrodict.training.prior_datasets import simulate_datasets
 
@@ -195,8 +196,9 @@ def calibrate(
             f"{num_datasets}, num_particles={num_particles}"
         )
     data_key, infer_key, tie_key = jax.random.split(rng_key, 3)
-    draws = compiled.proposal.sample_prior
-    truth, _ = simulate_datasets(compiled.graph, draws, data_key, num_datasets)
+    proposal = compiled.proposal
+    draws, _ = simulate_datasets(proposal.graph, proposal.sample_prior, data_key, num_datasets)
+    truth = split_steps(proposal.graph, draws, axis=1)
     chunk_size = _datasets_at_once(compiled, num_datasets, num_particles)
     chunks = []
     for start in range(0, num_datasets, chunk_size):
@@ -261,7 +263,9 @@ def _propose(
     number = len(next(iter(data.values())))
     keys = jax.random.split(rng_key, (number, num_particles))
     draw = jax.vmap(jax.vmap(compiled.proposal.draw, (None, 0, None)), (None, 0, 0))
-    samples, _ = jax.jit(draw)(compiled.networks, keys, data)
+    graph = compiled.proposal.graph
+    draws, _ = jax.jit(draw)(compiled.networks, keys, stack_steps(graph, data, axis=1))
+    samples = split_steps(graph, draws, axis=2)
     diagnostics = {
         "ess": np.full(number, float(num_particles)),
         "pareto_k": np.zeros(number),

@@ -1,4 +1,4 @@
-"""A NumPyro model in; its lifted dependency graph out: sites, index axes, and how indices meet.
+"""The lifted dependency graph of a model: sites, index axes, and how indices are related.
 
 A random variable is one element of a sample site: a plate index, a time step. The graph keeps one
 node a site, and on every edge the relation between the indices of child and parent (see
@@ -43,7 +43,8 @@ class Site:
         event_shape: the shape of one variable: all axes but time and plates.
         axes: the position of each index axis (time first, then plates) in `shape`.
         scan: which scan of the model it lies in, or None.
-        family: for a site of a loop, `x_3`, its base name and number: ("x", 3).
+        steps: for a site that stands for those of a Python loop, `x_0, x_1, …`, their names; its
+            first index axis is that of the steps.
         unlike: index axes (time 0 first, then plates) along which the site's own distribution
             changes with constants of the model, such as a covariate that is a plain argument.
         dtype: of its value.
@@ -58,7 +59,7 @@ class Site:
     distribution: str
     axes: tuple[int, ...] = ()
     scan: int | None = None
-    family: tuple[str, int] | None = None
+    steps: tuple[str, ...] = ()
     unlike: tuple[int, ...] = ()
     dtype: Any = np.float32
 
@@ -78,7 +79,8 @@ class Site:
 
     def variable(self, index: Sequence[int]) -> str:
         """The name of one variable: `theta[3]`, `x[5,2]`, or the site's own if it has no index."""
-        return f"{self.name}[{','.join(map(str, index))}]" if index else self.name
+        name, rest = (self.steps[index[0]], index[1:]) if self.steps else (self.name, index)
+        return f"{name}[{','.join(map(str, rest))}]" if rest else name
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,24 @@ _MOST_EDGES = 5_000_000
 
 @dataclass(frozen=True)
 class Graph:
-    """The lifted dependency graph of a model; sites are in program order."""
+    """The lifted dependency graph of a model; sites are in program order.
+
+    A model with Python loops over numbered sites has two: one with the user's sites, and one in
+    which the sites of a loop are one site, in a scan or a plate (`lifted`). All work is done on the
+    second.
+
+    Attributes:
+        sites: by name.
+        edges: between sites.
+        plates: their sizes.
+        scan_lengths, reversed_scans: of the scans in program order.
+        carries: of the scans.
+        program: the model as functions.
+        loops: for each Python loop, the names of its steps' sites, by the site that stands for
+            them; deterministic sites are among them.
+        user_program: the model as the user wrote it, if it has such loops.
+        source: of a graph with the user's sites, the one with loops as scans and plates.
+    """
 
     sites: Mapping[str, Site]
     edges: tuple[Edge, ...]
@@ -139,7 +158,21 @@ class Graph:
     reversed_scans: tuple[bool, ...]
     carries: tuple[Carry, ...] = ()
     program: Program = field(compare=False, default=Program(lambda: None))
-    codes: Mapping[str, str] = field(compare=False, default_factory=dict)
+    loops: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    user_program: Program | None = field(compare=False, default=None)
+    source: "Graph | None" = field(compare=False, default=None)
+
+    @property
+    def lifted(self) -> "Graph":
+        """The graph in which loops are scans and plates."""
+        return self if self.source is None else self.source
+
+    @cached_property
+    def surface(self) -> "Graph":
+        """The graph with the user's sites."""
+        from retrodict.graph.loop_surface import surface_graph  # which needs this module
+
+        return surface_graph(self) if self.loops else self
 
     @property
     def observed(self) -> tuple[str, ...]:

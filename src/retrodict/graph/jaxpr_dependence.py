@@ -9,7 +9,6 @@ Constants count as sources, too (`Constant`), where they vary along an axis: tha
 a plate that are not alike are found.
 """
 
-import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,57 +62,6 @@ class Flow:
             for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
         ]
         return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
-
-    def code(self, rename: Callable[[str], str]) -> Any:
-        """A pytree like the output with a text that is equal for outputs computed alike.
-
-        Args:
-            rename: what an input is called in the texts, so that two outputs that treat different
-                inputs in the same way can be seen to do so.
-        """
-        jaxpr = self.closed.jaxpr
-        origin = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        inputs = dict(zip(jaxpr.invars, self.names, strict=True))
-        consts = dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
-
-        def text(output: Any) -> str:
-            numbers: dict[Any, int] = {}
-            lines: list[str] = []
-
-            def name(atom: Any) -> str:
-                if isinstance(atom, Literal):
-                    return f"{atom.val}:{atom.aval}"
-                if atom in inputs:
-                    return rename(inputs[atom])
-                return f"%{numbers[atom]}"
-
-            pending = [output]
-            while pending:
-                atom = pending[-1]
-                if isinstance(atom, Literal) or atom in inputs or atom in numbers:
-                    pending.pop()
-                    continue
-                if atom in consts:
-                    value = np.asarray(consts[atom])
-                    numbers[atom] = len(numbers)
-                    digest = hashlib.sha256(value.tobytes()).hexdigest()
-                    lines.append(f"const {value.dtype}{value.shape} {digest}")
-                    continue
-                eqn = origin[atom]
-                missing = [
-                    a
-                    for a in eqn.invars
-                    if not isinstance(a, Literal) and a not in inputs and a not in numbers
-                ]
-                if missing:
-                    pending.extend(reversed(missing))
-                    continue
-                for var in eqn.outvars:
-                    numbers[var] = len(numbers)
-                lines.append(f"{eqn.primitive}{eqn.params}({' '.join(map(name, eqn.invars))})")
-            return "\n".join([*lines, name(output)])
-
-        return jax.tree.unflatten(self.tree, [text(output) for output in jaxpr.outvars])
 
 
 class _Reader:
@@ -188,8 +136,9 @@ class _Reader:
         else:
             found = [anything(operands)] * len(shapes)
         constant = all(operand.constant is not None for operand in operands)
+        by_step = _evaluated_by_step(eqn, operands)
         return [
-            Abstract(dep, shape, _evaluated(eqn, operands, number) if constant else None)
+            Abstract(dep, shape, _evaluated(eqn, operands, number) if constant else None, by_step)
             for number, (dep, shape) in enumerate(zip(found, shapes, strict=True))
         ]
 
@@ -216,6 +165,24 @@ def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> Lazy
     return Lazy(compute)
 
 
+def _evaluated_by_step(eqn: JaxprEqn, operands: Sequence[Abstract]) -> tuple[int, Lazy] | None:
+    """The values of a number at all steps of a scan, if all it is computed from is constant."""
+    steps = {operand.by_step[0] for operand in operands if operand.by_step is not None}
+    if len(steps) != 1 or any(operand.shape for operand in operands):
+        return None
+    if eqn.primitive.name not in ELEMENTWISE or any(
+        operand.constant is None and operand.by_step is None for operand in operands
+    ):
+        return None
+
+    def compute() -> Any:
+        values = [o.value if o.by_step is None else o.by_step[1].value for o in operands]
+        bind: Callable[..., Any] = eqn.primitive.bind
+        return bind(*np.broadcast_arrays(*values), **eqn.params)  # type: ignore[arg-type]
+
+    return steps.pop(), Lazy(compute)
+
+
 def _iota(eqn: JaxprEqn, reader: _Reader) -> list[Dependence]:
     axis, shape = eqn.params["dimension"], eqn.params["shape"]
     if shape[axis] < 2:
@@ -226,11 +193,26 @@ def _iota(eqn: JaxprEqn, reader: _Reader) -> list[Dependence]:
 
 def _branch(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Dependence]:
     choice, *arguments = operands
-    branches = [reader.read(branch, arguments) for branch in eqn.params["branches"]]
-    return [
-        together([anything([choice]), *(result.dependence for result in results)])
-        for results in zip(*branches, strict=True)
-    ]
+    branches = []
+    for number, branch in enumerate(eqn.params["branches"]):
+        results = [result.dependence for result in reader.read(branch, arguments)]
+        branches.append([_where_chosen(result, choice, number) for result in results])
+    return [together([anything([choice]), *results]) for results in zip(*branches, strict=True)]
+
+
+def _where_chosen(result: Dependence, choice: Abstract, branch: int) -> Dependence:
+    """Limit a result of a branch to the steps of a scan that take it, if that is known."""
+    if choice.by_step is None:
+        return result
+    step, values = choice.by_step
+    hits = np.flatnonzero(values.value == branch)
+    if not hits.size:
+        return Dependence.nothing()
+    start, stop = int(hits[0]), int(hits[-1]) + 1
+
+    sizes = {step: values.value.size}
+    limits = Relation.of([left_range(step, start, stop), Window(step, step)], sizes, sizes)
+    return result.through(limits)
 
 
 _EXACT_STEPS = 64
@@ -286,7 +268,8 @@ def _step_of(array: Abstract, step: int) -> Abstract:
     sizes = {step: array.shape[0], **dict(enumerate(shape))}
     atoms = [Window(step, 0), *(Window(axis, axis + 1) for axis in range(len(shape)))]
     relation = Relation.of(atoms, sizes, array.shape)
-    return Abstract(array.dependence.through(relation), shape)
+    by_step = None if array.constant is None else (step, array.constant)
+    return Abstract(array.dependence.through(relation), shape, by_step=by_step)
 
 
 def _stacked(output: Abstract, step: int, length: int) -> Abstract:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
+from retrodict.graph.stacked_distribution import Stacked
+
 # An entry that is masked out says nothing, however far it lies from its mean.
 NO_INFORMATION = 1e30
 
@@ -23,6 +25,9 @@ class Moments(NamedTuple):
 
 def moments(fn: dist.Distribution, sample_shape: tuple[int, ...] = ()) -> Moments:
     """Mean and variance of a distribution's entries; NaN where they are not known."""
+    if isinstance(fn, Stacked):
+        copies: Moments = fn.each(lambda one: moments(one, sample_shape))
+        return Moments(*(jnp.moveaxis(part, 0, len(sample_shape)) for part in copies))
     shape = fn.shape(sample_shape)
     try:
         mean, variance = jnp.asarray(fn.mean, float), jnp.asarray(fn.variance, float)

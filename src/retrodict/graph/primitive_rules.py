@@ -45,11 +45,19 @@ class Dependence:
 
 @dataclass(frozen=True)
 class Abstract:
-    """What is known of an array: its dependence, its shape, and its value if it is a constant."""
+    """What is known of an array.
+
+    Attributes:
+        dependence: on what it depends.
+        shape: of the array.
+        constant: the array itself, if it is a constant.
+        by_step: inside of a scan, its values at all steps, if they are constants.
+    """
 
     dependence: Dependence
     shape: tuple[int, ...]
     constant: "Lazy | None" = None
+    by_step: "tuple[int, Lazy] | None" = None
 
     @property
     def value(self) -> NDArray[Any] | None:

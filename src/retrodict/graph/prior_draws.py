@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
-from retrodict.graph.graph import Graph
+from retrodict.graph.graph import Graph, Site
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
@@ -44,38 +44,57 @@ PriorSampler: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 def fault_code(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
     """The fault of a draw: 0 for none, else 1 + site · len(REASONS) + reason.
 
-    Of several faults it is the first in program order: the others may follow from it.
+    Sites are counted as the user has them. Of several faults it is the first in program order: the
+    others may follow from it.
     """
-    code = jnp.zeros((), jnp.int32)
-    for number, name in reversed(list(enumerate(graph.sites))):
-        wrong = (*_bad_value(graph, name, values[name]), ~jnp.all(jnp.isfinite(density[name])))
-        for reason, here in reversed(list(enumerate(wrong))):
-            code = jnp.where(here, 1 + number * len(REASONS) + reason, code)
-    return code
+    loops = {name: loop for loop in graph.loops for name in loop}
+    flags, done = [], set[str]()
+    for name in graph.sites:
+        if name in done:
+            continue
+        # Sites of a loop take turns.
+        together = [other for other in loops.get(name, (name,)) if other in graph.sites]
+        done.update(together)
+        own = [_flags(graph.sites[n], values[n], density[n]) for n in together]
+        flags.append(jnp.stack(own, -2).reshape(-1, len(REASONS)))
+    wrong = jnp.concatenate(flags).ravel()
+    return jnp.where(jnp.any(wrong), 1 + jnp.argmax(wrong), 0).astype(jnp.int32)
 
 
-def _bad_value(
-    graph: Graph, name: str, value: Array
-) -> tuple[Bool[Array, ""], Bool[Array, ""], Bool[Array, ""]]:
-    """Whether a value is not finite, is an integer beyond its type, is rounded to a bound."""
-    no = jnp.zeros((), bool)
-    support = graph.sites[name].support
+def _flags(site: Site, value: Array, density: Array) -> Bool[Array, "*steps reasons"]:
+    """Which of the reasons apply to a value, or to each step of a loop's values."""
+
+    def any_of(wrong: Array | None) -> Bool[Array, "*steps"]:
+        if wrong is None:
+            return jnp.zeros([len(site.steps)] if site.steps else [], bool)
+        first = int(bool(site.steps))
+        return jnp.any(wrong, axis=tuple(range(first, wrong.ndim)))
+
+    reasons = (*_bad_entries(site.support, value), ~jnp.isfinite(density))
+    nonfinite, beyond, rounded, impossible = map(any_of, reasons)
+    return jnp.stack([nonfinite, beyond, rounded & ~nonfinite, impossible], -1)
+
+
+def _bad_entries(support: Any, value: Array) -> tuple[Array | None, Array | None, Array | None]:
+    """Which entries are not finite, are integers beyond their type, are rounded to a bound.
+
+    None where that cannot be: XLA would take long to find it out.
+    """
     lower, upper = _bounds(support)
     if jnp.issubdtype(value.dtype, jnp.floating):
-        finite = jnp.all(jnp.isfinite(value))
         if support.is_discrete:
-            return ~finite, no, no
+            return ~jnp.isfinite(value), None, None
         info = np.finfo(value.dtype)
         # NumPyro clips betas and Dirichlets to the least positive number and to 1 - eps.
         rounded = (value == info.tiny) | (value <= lower) | (value >= upper)
         rounded |= (value == 1 - info.eps) & (upper == 1)
-        return ~finite, no, jnp.any(rounded) & finite
+        return ~jnp.isfinite(value), None, rounded
     if not jnp.issubdtype(value.dtype, jnp.signedinteger):
-        return no, no, no
+        return None, None, None
     limit = np.iinfo(value.dtype)
     # A negative count is one that has wrapped round.
     beyond = (value == limit.max) | (value <= limit.min + 1) | ((value < 0) & (lower >= 0))
-    return no, jnp.any(beyond), no
+    return None, beyond, None
 
 
 def _bounds(support: Any) -> tuple[Any, Any]:

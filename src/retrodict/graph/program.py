@@ -29,6 +29,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.moments import Moments, moments
 from retrodict.graph.stable_log_prob import log_prob
+from retrodict.graph.stacked_distribution import Stacked
 
 Result = TypeVar("Result")
 Values: TypeAlias = Mapping[str, Array]
@@ -55,13 +56,26 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one run of the model saw of a sample site, before any graph is made of it."""
+    """What one run of the model saw of a sample site, before any graph is made of it.
+
+    Attributes:
+        name: of the site.
+        distribution: the name of its distribution's class, without what is wrapped around it.
+        fn: its distribution, whose parameters may be tracers.
+        support: a constraint, whose bounds may be tracers.
+        sample_shape: as it was passed to `numpyro.sample`.
+        frames: NumPyro's records of the plates around the site.
+        axes: the plates, with their places in the value.
+        scan: the number of the scan it lies in.
+    """
 
     name: str
     distribution: str
-    support: Any  # a constraint, whose bounds may be tracers
+    fn: dist.Distribution
+    support: Any
+    sample_shape: tuple[int, ...]
+    frames: tuple[Any, ...]
     axes: tuple[Axis, ...]
-    step_shape: tuple[int, ...]
     scan: int | None
 
 
@@ -94,11 +108,19 @@ class Evaluation(NamedTuple):
 
 
 @dataclass
-class _Notes:
-    """Python-side findings of a run: what does not depend on values."""
+class Notes:
+    """Python-side findings of a run: what does not depend on values.
+
+    Attributes:
+        seen: the sample sites.
+        order: names of sample and deterministic sites in program order.
+        shapes: of all values, with their types.
+        scan_lengths, reversed_scans: of the scans in the order met.
+    """
 
     seen: dict[str, Seen] = field(default_factory=dict)
-    shapes: dict[str, Any] = field(default_factory=dict)  # of all values, with their types
+    order: list[str] = field(default_factory=list)
+    shapes: dict[str, Any] = field(default_factory=dict)
     scan_lengths: list[int] = field(default_factory=list)
     reversed_scans: list[bool] = field(default_factory=list)
 
@@ -141,7 +163,7 @@ class Program:
         self,
         rng_key: PRNGKeyArray | None,
         given: Values,
-        notes: _Notes | None = None,
+        notes: Notes | None = None,
         *,
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
         expect: Expect | None = None,
@@ -156,7 +178,7 @@ class Program:
         """
         wanted = None if only is None else frozenset(only)
         handler = _Run(
-            self, rng_key, given, notes or _Notes(), None, keys=keys, expect=expect, only=wanted
+            self, rng_key, given, notes or Notes(), None, keys=keys, expect=expect, only=wanted
         )
         # NumPyro's checks of values have tolerances that a float32 simplex can miss, and depend on
         # how Python was started; supports are checked where that is needed, see `guarded`.
@@ -215,7 +237,7 @@ class Program:
             raise _Reached(visit(opened))
 
         handler = _Run(
-            self, None, outer, _Notes(), scan=None, expect=expect, stop_at=(scan, reached)
+            self, None, outer, Notes(), scan=None, expect=expect, stop_at=(scan, reached)
         )
         try:
             with validation_enabled(False), handler:
@@ -225,7 +247,7 @@ class Program:
             return result
         raise ValueError(f"the model has no scan number {scan}")
 
-    def inspect(self) -> tuple["Program", dict[str, Seen], _Notes]:
+    def inspect(self) -> tuple["Program", dict[str, Seen], Notes]:
         """Read the sites without computing any value, and refuse what cannot be compiled.
 
         Returns:
@@ -246,8 +268,8 @@ class Program:
         )
         return replace(self, scan_sites=scan_sites), notes.seen, notes
 
-    def _inspect_once(self, only: Collection[str] | None = None) -> _Notes:
-        notes = _Notes()
+    def _inspect_once(self, only: Collection[str] | None = None) -> Notes:
+        notes = Notes()
 
         def draw(rng_key: PRNGKeyArray) -> dict[str, Array]:
             return self.run(rng_key, {}, notes, only=only).values
@@ -294,7 +316,7 @@ class _Reached(Exception):  # noqa: N818 (it is no error)
         super().__init__()
 
 
-def _after(notes: _Notes) -> str:
+def _after(notes: Notes) -> str:
     return f" (after site '{list(notes.seen)[-1]}')" if notes.seen else ""
 
 
@@ -310,7 +332,7 @@ class _Run(Messenger):
         program: Program,
         rng_key: PRNGKeyArray | None,
         given: Values,
-        notes: _Notes,
+        notes: Notes,
         scan: int | None,
         stop_at: "tuple[int, Callable[[_Opened], None]] | None" = None,
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
@@ -352,7 +374,7 @@ class _Run(Messenger):
 
     def _sample(self, msg: Message) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(_innermost(fn), dist.Delta) and msg["value"] is None:
+        if isinstance(innermost(fn), dist.Delta) and msg["value"] is None:
             msg["value"] = fn(rng_key=None, sample_shape=())
             self._deterministic(name, msg["value"])
             return
@@ -414,15 +436,19 @@ class _Run(Messenger):
         )
         self.notes.seen[name] = Seen(
             name=name,
-            distribution=type(_innermost(fn)).__name__,
+            distribution=type(innermost(fn)).__name__,
+            fn=fn,
             support=fn.support,
+            sample_shape=tuple(msg["kwargs"].get("sample_shape", ())),
+            frames=tuple(msg["cond_indep_stack"]),
             axes=axes,
-            step_shape=value.shape,
             scan=self.scan,
         )
+        self.notes.order.append(name)
 
     def _deterministic(self, name: str, value: Any) -> None:
         self._check_new(name)
+        self.notes.order.append(name)
         self.result.deterministic[name] = jnp.asarray(value)
 
     def _check_new(self, name: str) -> None:
@@ -516,9 +542,11 @@ def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Arr
     A parameter with neither the batch's axes nor the value's is left out: it cannot tell elements
     of a plate apart.
     """
+    if isinstance(fn, Stacked):
+        each: list[Array] = fn.each(lambda one: _parameters(one, batch_shape[1:]))
+        return each
     spread = []
-    for leaf in jax.tree.leaves(fn):
-        leaf = jnp.asarray(leaf)
+    for leaf in map(jnp.asarray, _sorted_leaves(fn)):
         for shape in (
             (*batch_shape, *fn.event_shape),
             (*batch_shape, *leaf.shape[len(batch_shape) :]),
@@ -530,6 +558,20 @@ def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Arr
             spread.append(whole.reshape(*batch_shape, -1).astype(float))
             break
     return spread
+
+
+def _sorted_leaves(fn: dist.Distribution) -> list[Any]:
+    """The parameters by name: the order in NumPyro's pytrees differs from process to process."""
+    values = (vars(fn).get(name) for name in sorted(type(fn).gather_pytree_data_fields()))
+    return [
+        leaf
+        for value in values
+        for leaf in (
+            _sorted_leaves(value)
+            if isinstance(value, dist.Distribution)
+            else jax.tree.leaves(value)
+        )
+    ]
 
 
 def _no_trace() -> Any:
@@ -553,10 +595,14 @@ def _masked(step: Callable[[Any, Any], Any], around: list[Messenger]) -> Callabl
     return step
 
 
-def _innermost(fn: dist.Distribution) -> dist.Distribution:
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+def innermost(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution without what is wrapped around it."""
+    while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+_WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution, Stacked)
 
 
 def _check_plate(msg: Message) -> None:
@@ -569,7 +615,7 @@ def _check_plate(msg: Message) -> None:
 
 
 def _check_site(msg: Message, observed: frozenset[str]) -> None:
-    name, base = msg["name"], _innermost(msg["fn"])
+    name, base = msg["name"], innermost(msg["fn"])
     if isinstance(base, dist.Unit):
         raise UnsupportedModel(
             f"site '{name}' is a numpyro.factor: it has no distribution to simulate data from. "

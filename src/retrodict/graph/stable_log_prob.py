@@ -19,6 +19,8 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array
 from numpyro.distributions.util import clamp_probs
 
+from retrodict.graph.stacked_distribution import Stacked
+
 # From here on Stirling's series is exact in float64, and shapes count as large.
 LARGE = 16.0
 _HALF_LOG_2PI = 0.5 * np.log(2 * np.pi)
@@ -173,4 +175,5 @@ _RULES: dict[Any, Callable[[Any, Array], Array]] = {
     dist.Independent.log_prob: _independent,
     dist.ExpandedDistribution.log_prob: _expanded,
     dist.MaskedDistribution.log_prob: _masked,
+    Stacked.log_prob: lambda fn, value: fn.each(log_prob, value),
 }

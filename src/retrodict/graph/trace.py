@@ -1,12 +1,12 @@
-"""A NumPyro model in; its lifted dependency graph out, read without drawing anything.
+"""Read the lifted dependency graph of a NumPyro model, without drawing anything.
 
-The densities of all sites, as functions of all values, are interpreted by `jaxpr_dependence`;
-what each depends on, element by element, becomes the edges. Supports that move with other sites are
-widened to fixed ones, and sites of Python loops are recognised as families.
+Python loops over numbered sites are lifted into scans and plates first. Then the densities of all
+sites, as functions of all values, are interpreted by `jaxpr_dependence`; what each depends on,
+element by element, becomes the edges. Supports that move with other sites are widened to fixed
+ones.
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,9 @@ from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
 from retrodict.graph.index_atoms import Window
 from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
+from retrodict.graph.loops.lifting import lift
 from retrodict.graph.primitive_rules import Abstract
-from retrodict.graph.program import Evaluation, Program, Seen, own
+from retrodict.graph.program import Evaluation, Notes, Program, Seen, own
 
 
 def trace(
@@ -54,8 +55,25 @@ def trace(
         observed = (observed,)
     program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
     program, seen, notes = program.inspect()
-    shapes = notes.shapes
     _check_observed(observed, seen)
+    lifted = lift(program, notes)
+    if not lifted.loops:
+        return _graph(program, notes)
+    inner, _, inner_notes = lifted.program.inspect()
+    return replace(_graph(inner, inner_notes, lifted.loops), user_program=program).surface
+
+
+def _graph(
+    program: Program, notes: Notes, loops: Sequence[Mapping[str, tuple[str, ...]]] = ()
+) -> Graph:
+    """The graph of a model whose sites have been inspected.
+
+    Args:
+        program: the model.
+        notes: of its inspection.
+        loops: the names of the sites in its Python loops, by the site that stands for them.
+    """
+    shapes, seen = notes.shapes, notes.seen
 
     def evaluate(values: Any) -> Evaluation:
         return program.run(None, values)
@@ -63,14 +81,14 @@ def trace(
     flow = Flow.of(evaluate, shapes | {own(name): shape for name, shape in shapes.items()})
     findings = flow.dependence()
     densities: Mapping[str, Abstract] = findings.log_density
-
+    steps = {name: names for loop in loops for name, names in loop.items()}
     sites: dict[str, Site] = {}
     guarded = set()
     for name, found in seen.items():
-        time = found.scan is not None
+        time, observed = found.scan is not None, name in program.observed
         shift = int(time)
         axes = tuple(axis.position + shift for axis in found.axes)
-        support, varies = _support(found, findings.support_bounds[name], name in observed)
+        support, varies = _support(found, findings.support_bounds[name], observed)
         if varies:
             guarded.add(name)
         sites[name] = Site(
@@ -78,11 +96,12 @@ def trace(
             shape=shapes[name].shape,
             support=support,
             plates=tuple(axis.plate for axis in found.axes),
-            observed=name in observed,
+            observed=observed,
             time=time,
             distribution=found.distribution,
             axes=((0,) if time else ()) + axes,
             scan=found.scan,
+            steps=steps.get(name, ()),
             unlike=_unlike(densities[name]),
             dtype=shapes[name].dtype,
         )
@@ -93,7 +112,6 @@ def trace(
         for parent in sites
         if parent in relations
     )
-    sites = _with_families(sites)
     return Graph(
         sites=sites,
         edges=edges,
@@ -102,7 +120,7 @@ def trace(
         reversed_scans=tuple(notes.reversed_scans),
         carries=_carries(findings.carries, sites),
         program=replace(program, guarded=frozenset(guarded)),
-        codes=_codes(flow, sites),
+        loops=tuple(loops),
     )
 
 
@@ -219,48 +237,3 @@ def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
         return wider
     nested: Support = constraints.independent(wider, depth)
     return nested
-
-
-_NUMBERED = re.compile(r"^(?P<base>.*\D)(?P<number>\d+)\]?$")
-
-
-def _with_families(sites: Mapping[str, Site]) -> dict[str, Site]:
-    """Mark the sites of Python loops: same base name, distribution and shape, numbered on."""
-    members: dict[tuple[Any, ...], list[str]] = {}
-    for name, site in sites.items():
-        match = _NUMBERED.match(name)
-        if match and not site.time:
-            key = (match["base"], site.distribution, site.shape, site.plates, site.observed)
-            members.setdefault(key, []).append(name)
-    marked = dict(sites)
-    for (base, *_), names in members.items():
-        if len(names) > 1:
-            for name in names:
-                number = int(name.removeprefix(base).rstrip("]"))
-                marked[name] = replace(marked[name], family=(base, number))
-    return marked
-
-
-def _codes(flow: Flow, sites: Mapping[str, Site]) -> dict[str, str]:
-    """For each site of a loop, how its density is computed: equal for sites that are alike.
-
-    Sites of other steps are named by their distance: `x_4` given `x_3` is `x_5` given `x_4`.
-    """
-    if not any(site.family for site in sites.values()):
-        return {}
-
-    def rename(name: str) -> str:
-        family = sites[name].family if name in sites else None
-        return f"<{name}>" if family is None else f"<{family[0]}#{family[1]}>"
-
-    written: Evaluation = flow.code(rename)
-    codes = {}
-    for name, site in sites.items():
-        if site.family is not None:
-            text = str(written.log_density[name]).replace(f"<{own(name)}>", "<itself>")
-            codes[name] = _relative_to(site.family[1], text)
-    return codes
-
-
-def _relative_to(number: int, text: str) -> str:
-    return re.sub(r"#(\d+)>", lambda found: f"{int(found[1]) - number:+d}>", text)

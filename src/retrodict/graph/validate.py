@@ -10,11 +10,13 @@ from numpyro.distributions import constraints
 
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph, Site
+from retrodict.graph.loop_surface import stack_steps
 
 
 def check_data(graph: Graph, data: Mapping[str, Any], *, many: bool = False) -> dict[str, Array]:
-    """`validate_data`, as JAX arrays."""
-    arrays: dict[str, Array] = jax.device_put(validate_data(graph, data, many=many))
+    """`validate_data`, as JAX arrays, with the sites of Python loops stacked."""
+    valid = validate_data(graph.surface, data, many=many)
+    arrays: dict[str, Array] = jax.device_put(stack_steps(graph, valid, axis=int(many)))
     return arrays
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from retrodict.errors import DataError
+from retrodict.graph.loop_surface import stack_steps
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.methods import Inference
 from retrodict.inference.samplers import Settings
@@ -132,7 +133,8 @@ class Answers:
         if not posterior.batched:
             data = {name: value[None] for name, value in data.items()}
             evidence = evidence[None]
-        checks = self.reference.check(self.inference.graph, data, evidence)
+        graph = self.inference.graph
+        checks = self.reference.check(graph, stack_steps(graph, data, axis=1), evidence)
         individual = {
             row: replace(one, predictive_checks=(checks[row],))
             for row, one in posterior.individual.items()

@@ -94,6 +94,12 @@ class StreamingFilter:
         self.resampling = AdaptiveResampling(resampler(resampling), ess_threshold)
         graph = proposal.graph
         series = [stage for stage in proposal.stages if stage.scan is not None]
+        if graph.loops:
+            raise ValueError(
+                "filter_init needs a model with a scan; this one is written as a Python loop, of "
+                "which every step has sites of its own. Write it with "
+                "numpyro.contrib.control_flow.scan"
+            )
         if len(series) != 1 or proposal.inverse.method != "filter":
             raise ValueError(
                 "filter_init needs a model with one scan that alternates latents and observations, "

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from retrodict.errors import DataError
 
 
@@ -15,7 +17,7 @@ class ImpossibleData(DataError):  # noqa: N818 (named beside DataError)
     """
 
     def __init__(self, failure: str, possible: Mapping[str, Any]) -> None:
-        names = [f"'{name}'" for name, ok in possible.items() if not bool(ok)]
+        names = [f"'{name}'" for name, ok in possible.items() if not np.all(ok)]
         if names:
             finding = f"no particle gives a positive density to {', '.join(names)}"
         else:

@@ -16,9 +16,11 @@ from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
+from retrodict.graph.loop_surface import by_user_site, split_steps
 from retrodict.graph.validate import check_data
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.impossible_data import ImpossibleData
+from retrodict.inference.loop_posterior import user_posterior
 from retrodict.inference.new_arguments import fingerprint, with_arguments
 from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import Settings, make_sampler
@@ -74,7 +76,9 @@ class Inference:
         """
         arrays = check_data(self.graph, data)
         if settings.method == "temper":
-            return self._tempering(settings)(networks, rng_key, arrays, _dims(self.graph))
+            dims = _dims(self.graph.surface)
+            tempered = self._tempering(settings)(networks, rng_key, arrays, dims)
+            return user_posterior(self.graph, tempered)
         output = self._program(settings)(networks, rng_key, arrays)
         self._check_possible(output)
         return self._posterior(output, arrays, settings.method)
@@ -94,7 +98,8 @@ class Inference:
             raise DataError("there are no data sets: the leading axis of the data is empty")
         keys = jax.random.split(rng_key, num_datasets)
         if settings.method == "temper":
-            rows = ({name: value[i] for name, value in arrays.items()} for i in range(num_datasets))
+            by_site = split_steps(self.graph, arrays, axis=1)
+            rows = ({n: value[i] for n, value in by_site.items()} for i in range(num_datasets))
             return stack_posteriors(
                 [self.one(networks, k, row, settings) for k, row in zip(keys, rows, strict=True)]
             )
@@ -113,7 +118,7 @@ class Inference:
         """Inference for the model called with other arguments, which may change sizes."""
         if model_args is None and model_kwargs is None:
             return self
-        program = self.graph.program
+        program = self.graph.surface.program
         args = program.args if model_args is None else tuple(model_args)
         kwargs = program.kwargs if model_kwargs is None else dict(model_kwargs)
         key = fingerprint((args, kwargs))
@@ -178,10 +183,8 @@ class Inference:
 
     def _posterior(self, output: SamplerOutput, data: Values, method: str) -> Posterior:
         population, info = output.population, output.info
-        # Outputs of repeated steps are rows of NumPy arrays.
-        samples: dict[str, Array] = jax.device_put({**population.values, **output.deterministic})
-        return posterior_from_analysis(
-            samples,
+        posterior = posterior_from_analysis(
+            {**population.values, **output.deterministic},
             output.analysis,
             log_evidence=population.log_evidence,
             num_resamplings=population.num_resamplings,
@@ -191,8 +194,9 @@ class Inference:
             filtered_log_weights=info.filtered_log_weights,
             method=method,
             data=data,
-            dims=_dims(self.graph),
+            dims=_dims(self.graph.surface),
         )
+        return user_posterior(self.graph, posterior)
 
     def _check_possible(self, output: SamplerOutput) -> None:
         failed = int(output.population.failed_stage)
@@ -203,7 +207,7 @@ class Inference:
         raise ImpossibleData(
             f"every particle has weight zero since stage {failed + 1} of {len(stages)}, which "
             f"samples {', '.join(names)}",
-            output.info.possible,
+            by_user_site(self.graph, output.info.possible),
         )
 
 

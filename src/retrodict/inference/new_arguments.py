@@ -21,9 +21,10 @@ def with_arguments(
     Raises:
         UnsupportedModel: the arguments change more than the sizes of plates and series.
     """
+    surface = proposal.graph.surface
     graph = trace(
-        proposal.graph.program.model,
-        proposal.graph.observed,
+        surface.program.model,
+        surface.observed,
         model_args=model_args,
         model_kwargs=model_kwargs,
     )

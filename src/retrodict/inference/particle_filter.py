@@ -85,13 +85,13 @@ class SeriesInfo(NamedTuple):
         resampling: the decision before every step, in sampling order.
         filtered: latents of every step before later steps resampled them: time, particles, shape.
         filtered_log_weights: the weights that belong to them.
-        possible: for each site of the scan, whether it was possible at every step.
+        possible: for each site of the scan, whether it was possible at each step.
     """
 
     resampling: ResamplingInfo
     filtered: dict[str, Array]
     filtered_log_weights: Float[Array, "time particles"]
-    possible: dict[str, Bool[Array, ""]]
+    possible: dict[str, Bool[Array, "*time"]]
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,7 @@ class ParticleFilter:
             resampling = ResamplingInfo(*(entries[::-1] for entries in resampling))
         trajectories = trace_trajectories(infos.samples, resampling.ancestors, backward)
         population = state.with_values({**state.values.outer, **trajectories})
-        possible = {name: jnp.all(ok) for name, ok in infos.possible.items()}
-        return population, SeriesInfo(resampling, infos.samples, log_weights, possible)
+        return population, SeriesInfo(resampling, infos.samples, log_weights, infos.possible)
 
     def step(
         self,

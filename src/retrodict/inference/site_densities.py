@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from retrodict.graph.graph import Graph
-from retrodict.graph.site_log_densities import Slices
 from retrodict.types import Values
 
 Result = TypeVar("Result")
@@ -24,12 +23,9 @@ class SiteDensities:
 
     Attributes:
         graph: the model's graph.
-        slices: the traced densities of single sites, for a model of so many stages that running it
-            once for each of them would take too long to trace.
     """
 
     graph: Graph
-    slices: Slices | None = None
 
     def by_element(self, names: Sequence[str], values: Values) -> dict[str, Float[Array, "*index"]]:
         """Log densities of sites at one particle; axes are time, if any, then the site's plates."""
@@ -54,13 +50,9 @@ class SiteDensities:
         """Log densities of sites at every particle, summed over time and plates."""
         if not names:
             return {}
-        if self.slices is None:
-            return map_particles(
-                lambda latents: self.totals(names, {**data, **latents}), latents, num_particles
-            )
-        sites, evaluate = self.slices.of(names)
-        latents = {name: value for name, value in latents.items() if name in sites}
-        return map_particles(lambda latents: evaluate({**data, **latents}), latents, num_particles)
+        return map_particles(
+            lambda latents: self.totals(names, {**data, **latents}), latents, num_particles
+        )
 
 
 def map_particles(fn: Callable[[Values], Result], latents: Values, num_particles: int) -> Result:

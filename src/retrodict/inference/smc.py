@@ -94,7 +94,7 @@ class SMCInfo(NamedTuple):
     ancestors: Int[Array, "stages particles"]
     filtered: dict[str, Array] | None
     filtered_log_weights: Float[Array, "time particles"] | None
-    possible: dict[str, Bool[Array, ""]]
+    possible: dict[str, Bool[Array, "*time"]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SMC:
 
     @cached_property
     def _densities(self) -> SiteDensities:
-        return SiteDensities(self.proposal.graph, self.proposal.slices)
+        return SiteDensities(self.proposal.graph)
 
     @cached_property
     def _resampling(self) -> AdaptiveResampling:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import low_latency_jit
+from retrodict.graph.loop_surface import by_user_site
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.mcmc_kernels import MCMCKernels
 from retrodict.inference.site_densities import any_possible
@@ -184,8 +185,14 @@ class Tempering:
 
         def observed_densities(particle: Particle) -> dict[str, Array]:
             values = target.constrain(particle).values
-            return target.site_densities.totals(target.graph.observed, {**data, **values})
+            return target.site_densities.by_element(target.graph.observed, {**data, **values})
 
         densities = jax.jit(jax.vmap(observed_densities))(draws.particles.particle)
+        by_step = {
+            name: jnp.any(density > -jnp.inf, 0).reshape(len(target.graph.sites[name].steps), -1)
+            for name, density in densities.items()
+            if target.graph.sites[name].steps
+        }
+        flags = any_possible(densities) | {name: ok.all(1) for name, ok in by_step.items()}
         failure = f"none of {len(possible)} draws from networks and prior fits the data"
-        raise ImpossibleData(failure, any_possible(densities))
+        raise ImpossibleData(failure, by_user_site(target.graph, flags))

@@ -6,13 +6,14 @@ ways to choose an order and parents, `retrodict.factors` for joint blocks.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from retrodict.graph.graph import Graph
 from retrodict.graph.index_atoms import INF, Window
 from retrodict.inverse.factors import Factor, make_factors
+from retrodict.inverse.loop_factors import user_factors
 from retrodict.inverse.orderings import blanket, faithful, filter_steps
 from retrodict.inverse.variable_elimination import Draw, Network, Node, unroll_time
 
@@ -31,23 +32,40 @@ class Inverse:
     Attributes:
         graph: the model's graph.
         method: how it was turned round; never "auto".
-        factors: in the order drawn.
+        lifted_factors: in the order drawn, of the graph in which Python loops are scans and plates.
     """
 
     graph: Graph
     method: Method
-    factors: tuple[Factor, ...]
+    lifted_factors: tuple[Factor, ...]
+
+    @property
+    def lifted(self) -> "Inverse":
+        """The inverse of the graph in which Python loops are scans and plates."""
+        return self if self.graph.source is None else replace(self, graph=self.graph.source)
+
+    @cached_property
+    def surface(self) -> "Inverse":
+        """The inverse with the user's sites."""
+        return replace(self, graph=self.graph.surface) if self.graph.loops else self
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """In the order drawn."""
+        if self.graph.source is None:
+            return self.lifted_factors
+        return user_factors(self.graph.source, self.lifted_factors)
 
     @cached_property
     def _written_out(self) -> tuple[Network, list[Draw]]:
         self.graph.check_unrollable()
-        return _turn(self.graph, self.method, self.graph.scan_lengths)
+        return _turn(self.graph.lifted, self.method, self.graph.lifted.scan_lengths)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The unrolled latent variables in the order in which they are drawn."""
         network, draws = self._written_out
-        sites = self.graph.sites
+        sites = self.graph.lifted.sites
         return tuple(
             sites[draw.node.site].variable(_with_step(draw.node, index))
             for draw in draws
@@ -59,9 +77,9 @@ class Inverse:
         import networkx as nx  # slow to import
 
         network, draws = self._written_out
-        sites = self.graph.sites
+        sites = self.graph.lifted.sites
         inverse: nx.DiGraph[str] = nx.DiGraph()
-        for site in sites.values():
+        for site in self.graph.sites.values():
             for index in site.indices():
                 inverse.add_node(site.variable(index), observed=site.observed)
         for draw in draws:
@@ -118,11 +136,12 @@ def invert(graph: Graph, method: Method = "auto") -> Inverse:
         raise ValueError(
             f"method is {method!r}; there are {', '.join(map(repr, get_args(Method)))}"
         )
+    lifted = graph.lifted
     if method == "auto":
-        method = "filter" if _alternates(graph) else "faithful"
-    steps = [min(length, 2 * _longest_lag(graph) + 3) for length in graph.scan_lengths]
-    _, draws = _turn(graph, method, steps)
-    factors = make_factors(graph, draws, _loop_steps(graph), backward=method == "blanket")
+        method = "filter" if _alternates(lifted) else "faithful"
+    steps = [min(length, 2 * _longest_lag(lifted) + 3) for length in lifted.scan_lengths]
+    _, draws = _turn(lifted, method, steps)
+    factors = make_factors(lifted, draws, backward=method == "blanket")
     return Inverse(graph, method, factors)
 
 
@@ -170,8 +189,7 @@ def _order(graph: Graph, method: Method, network: Network, ranks: dict[str, int]
 
     if method == "faithful":
         return faithful(network, later)
-    loops = _loop_steps(graph)
-    chain = [n for n in network.nodes if n.step is not None or n.site in loops]
+    chain = [n for n in network.nodes if n.step is not None]
 
     def unit(node: Node) -> object:
         return None if node.step is None else (graph.sites[node.site].scan, node.step)
@@ -180,13 +198,11 @@ def _order(graph: Graph, method: Method, network: Network, ranks: dict[str, int]
 
 
 def _alternates(graph: Graph) -> bool:
-    """Whether latents and observations take turns in time: in a scan's step, or in a loop's."""
-    loops = _loop_steps(graph)
-    series = [
-        *([s for s in graph.sites.values() if s.scan == n] for n in range(len(graph.scan_lengths))),
-        [s for s in graph.sites.values() if s.name in loops],
-    ]
-    return any(len({site.observed for site in sites}) == 2 for sites in series)
+    """Whether latents and observations take turns in the steps of a scan."""
+    return any(
+        len({site.observed for site in graph.sites.values() if site.scan == scan}) == 2
+        for scan in range(len(graph.scan_lengths))
+    )
 
 
 def _longest_lag(graph: Graph) -> int:
@@ -198,30 +214,6 @@ def _longest_lag(graph: Graph) -> int:
             lags += [abs(bound) for w in windows if w[:2] == (0, 0) for bound in w.bounds]
         if graph.sites[edge.child].time:
             # Steps of which only the first few depend on the parent.
-            lags += [1 - w.lo for w in windows if w[:2] == (0, None) and w.hi == INF]
+            starts = [1 - w.lo for w in windows if w[:2] == (0, None) and w.hi == INF]
+            lags += [stop for stop in starts if stop <= graph.sites[edge.child].shape[0] / 2]
     return int(max(lag for lag in lags if lag != INF))
-
-
-def _loop_steps(graph: Graph) -> dict[str, int]:
-    """The sites of Python loops that are a series in time, each with its step.
-
-    A loop is one in time if some site depends on one of another number, in the same way at more
-    than one step; sites of the same number that it is tied to belong to the same series.
-    """
-    family = {name: s.family for name, s in graph.sites.items() if s.family is not None}
-    tied = [(e.parent, e.child) for e in graph.edges if e.parent in family and e.child in family]
-    lagged: dict[str, set[str]] = {}
-    for parent, child in tied:
-        if family[parent][1] != family[child][1]:
-            lagged.setdefault(graph.codes[child], set()).add(child)
-    bases = {family[n][0] for names in lagged.values() if len(names) > 1 for n in names}
-    same_step = {
-        (family[parent][0], family[child][0])
-        for parent, child in tied
-        if family[parent][1] == family[child][1]
-    }
-    series, before = bases, set[str]()
-    while series != before:
-        before = series
-        series = series.union(*(tie for tie in same_step if not series.isdisjoint(tie)))
-    return {name: number for name, (base, number) in family.items() if base in series}

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from retrodict.graph.graph import Edge, Graph, Site
+from retrodict.graph.index_atoms import Atom, Sizes, Window
 from retrodict.graph.index_relations import NOTHING, Relation, coupled_axes, off_diagonal
 
 
@@ -58,7 +59,7 @@ class Network:
 
 
 def unroll_time(graph: Graph, steps: Sequence[int]) -> Network:
-    """Write out the first steps of every scan; `steps` says how many of each."""
+    """Write out every scan as if it had only so many steps as `steps` says."""
     order: list[Node] = []
     scans_done: set[int] = set()
     for name, site in graph.sites.items():
@@ -87,16 +88,41 @@ def _add_edge(
     graph: Graph, edge: Edge, steps: Sequence[int], parents: dict[Node, dict[Node, Relation]]
 ) -> None:
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
+    whole = _shortened(edge.relation, child, parent, steps)
     for child_step in [None] if child.scan is None else range(steps[child.scan]):
-        relation = edge.relation.fix(left={} if child_step is None else {0: child_step})
+        relation = whole.fix(left={} if child_step is None else {0: child_step})
         into = parents[Node(child.name, child_step)]
         if parent.scan is None:
             _add(into, Node(parent.name), relation)
             continue
         for (parent_step,) in relation.move(left={}, right={0: 0}).at(()):
-            if parent_step < steps[parent.scan]:
-                at_step = relation.fix(right={0: parent_step})
-                _add(into, Node(parent.name, parent_step), at_step)
+            _add(into, Node(parent.name, parent_step), relation.fix(right={0: parent_step}))
+
+
+def _shortened(relation: Relation, child: Site, parent: Site, steps: Sequence[int]) -> Relation:
+    """The relation in scans of fewer steps, of which those in the middle are left out.
+
+    Limits to steps at the end stay at the end, limits to steps in the middle move to the middle.
+    """
+
+    def limit(atom: Atom, site: Site) -> Atom:
+        number = steps[site.scan or 0]
+        fewer, half = site.shape[0] - number, number // 2
+        bounds = (p if p <= half else max(p - fewer, half) for p in atom.bounds)
+        return Window(None, 0, *bounds) if fewer else atom
+
+    def shorten(atom: Atom) -> Atom:
+        if (atom.left, atom.right) == (None, 0) and parent.time:
+            return limit(atom, parent)
+        if (atom.left, atom.right) == (0, None) and child.time:
+            return limit(atom.transposed, child).transposed
+        return atom
+
+    def sizes(whole: Sizes, site: Site) -> Sizes:
+        return whole if site.scan is None else {**whole, 0: steps[site.scan]}
+
+    terms = frozenset(tuple(map(shorten, term)) for term in relation.terms)
+    return Relation(terms, sizes(relation.left, child), sizes(relation.right, parent))
 
 
 def _add(relations: dict[Node, Relation], node: Node, relation: Relation) -> None:

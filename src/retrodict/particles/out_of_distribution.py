@@ -149,19 +149,11 @@ def _distances(
 def statistics(
     graph: Graph, data: Mapping[str, NDArray[Any]]
 ) -> tuple[tuple[str, ...], NDArray[Any]]:
-    """Names of the statistics, and their values, `(datasets, statistics)`.
-
-    Numbered sites of a Python loop share their statistics.
-    """
-    families: dict[str, list[NDArray[Any]]] = {}
-    for name in graph.observed:
-        site = graph.sites[name]
-        family = site.family[0] if site.family else name
-        value = np.asarray(data[name], np.float64)
-        families.setdefault(family, []).append(_to_real_line(site, value).reshape(len(value), -1))
+    """Names of the statistics, and their values, `(datasets, statistics)`."""
     names, columns = [], []
-    for family, parts in families.items():
-        elements = np.concatenate(parts, 1)
+    for site in (graph.sites[name] for name in graph.observed):
+        value = np.asarray(data[site.name], np.float64)
+        elements = _to_real_line(site, value).reshape(len(value), -1)
         if elements.shape[1] == 0:
             continue
         functions: dict[str, Any] = {
@@ -173,7 +165,7 @@ def statistics(
         if elements.shape[1] == 1:
             functions = {"value": np.mean}
         for kind, function in functions.items():
-            names.append(f"{kind} of '{family}'")
+            names.append(f"{kind} of '{site.name}'")
             columns.append(function(elements, 1))
     num_datasets = len(next(iter(data.values())))
     return tuple(names), np.stack(columns, 1) if columns else np.zeros((num_datasets, 0))

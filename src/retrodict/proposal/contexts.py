@@ -177,7 +177,7 @@ def _parts_in_time(
             free = all(atom.right != number for atom in relation.hull)
             if scan is not None and along == scan and free:
                 relation = relation.restrict(Window(0, number, *bounds))
-        return [(InputName("site", seen.label), relation)]
+        return [(InputName("site", seen.site), relation)]
     if scan is not None:
         relation = relation.restrict(Window(0, 0, *bounds))
     lo, hi = relation.window(0, 0)
@@ -187,13 +187,13 @@ def _parts_in_time(
         if scan is not None:
             # Summaries of what is to come include the step itself.
             relation = relation.free(right=[0]).restrict(Window(0, 0, *bounds))
-        return [(InputName("site", seen.label), relation)]
+        return [(InputName("site", seen.site), relation)]
     reverse = graph.reversed_scans[graph.sites[seen.site].scan or 0]
     parts = []
     for step in sorted(range(int(lo), int(hi) + 1), reverse=reverse):
         # Steps are counted in the direction of time.
         detail = f"{-step if reverse else step:+d}" if step else ""
-        name = InputName("site", seen.label, detail)
+        name = InputName("site", seen.site, detail)
         parts.append((name, relation.restrict(Window(0, 0, step, step))))
     return parts
 

@@ -39,9 +39,9 @@ class Copies:
         sites = tuple(graph.sites[name] for name in factor.latents)
         axes = tuple(copy_axes(site, factor) for site in sites)
         latents = []
-        for site, label, along in zip(sites, factor.labels, axes, strict=True):
+        for site, along in zip(sites, axes, strict=True):
             shape = tuple(n for axis, n in enumerate(site.shape) if axis not in along)
-            latents.append(Latent(label, site.support, shape))
+            latents.append(Latent(site.name, site.support, shape))
         sizes = tuple(sites[0].shape[axis] for axis in axes[0])
         return Copies(factor, sizes, tuple(latents), sites, axes)
 

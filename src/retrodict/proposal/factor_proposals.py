@@ -187,7 +187,7 @@ class EstimatedStructure:
     def marginal(self) -> "EstimatedStructure":
         """The estimator of the latents without any context."""
         factor = self.factor
-        network = f"{' '.join(factor.labels)} |"
+        network = f"{' '.join(factor.latents)} |"
         return EstimatedStructure(self.copies, network, ContextTree(factor), NoKnowledge())
 
     @property

@@ -5,7 +5,6 @@ once, steps of a scan one after the other. All functions are of one particle; `v
 noise gives a population, and what depends on the data alone is then computed once.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from retrodict._xla.batch_last import sum_all
-from retrodict._xla.repeated_eqns import FEWEST
 from retrodict._xla.scan import scan
 from retrodict.estimators.conditional import MADE
 from retrodict.estimators.estimator import Estimator
@@ -24,7 +22,6 @@ from retrodict.graph.element_covariates import CovariateKey, element_covariates
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import PriorSampler, prior_sampler
 from retrodict.graph.program import Evaluation
-from retrodict.graph.site_log_densities import Slices
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals
@@ -81,7 +78,7 @@ class Proposal:
     """An inverse with a proposal for each of its factors.
 
     Attributes:
-        inverse: the inverse of the model's graph.
+        inverse: the inverse of the model's graph, in which Python loops are scans and plates.
         priors: factors drawn from the model's own conditional, by their latents.
         estimated: factors that have an estimator, by their latents.
         marginals: estimators without context, for factors whose prior is counted later than they
@@ -113,16 +110,13 @@ class Proposal:
             facts: by network, what was found of guides and families before, if it was.
             analytic: whether closed-form conditionals replace networks.
         """
+        inverse = inverse.lifted
         graph = inverse.graph
         covariates, sample_prior = element_covariates(graph), prior_sampler(graph)
-        shared = Counter(factor.network for factor in inverse.factors)
 
         def structure(factor: Factor) -> EstimatedStructure:
             copies, context = Copies.of(graph, factor), context_tree(graph, factor, covariates)
             known = None if facts is None else facts.get(str(factor.network), FactorFacts())
-            # In a loop written out, each step would mean reading the whole model again.
-            if shared[factor.network] > 1:
-                known = FactorFacts()
             knowledge = choose_knowledge(graph, copies, context, sample_prior, known, analytic)
             context = ContextTree(factor) if knowledge.sufficient else context
             return EstimatedStructure.of(graph, copies, context, knowledge)
@@ -139,19 +133,13 @@ class Proposal:
 
         The inverse must draw in the program's order, as "filter" does.
         """
-        own = tuple(replace(factor, own=True) for factor in inverse.factors)
-        return Proposal.of(replace(inverse, factors=own))
+        own = tuple(replace(factor, own=True) for factor in inverse.lifted_factors)
+        return Proposal.of(replace(inverse, lifted_factors=own))
 
     @property
     def graph(self) -> Graph:
         """The model's graph."""
         return self.inverse.graph
-
-    @cached_property
-    def slices(self) -> Slices | None:
-        """Densities by themselves, where a model has stages enough for it to be worthwhile."""
-        many = len(self.stages) > FEWEST and not self.graph.scan_lengths
-        return Slices(self.graph) if many else None
 
     @cached_property
     def structures(self) -> Mapping[tuple[str, ...], FactorStructure]:

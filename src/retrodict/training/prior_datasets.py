@@ -34,7 +34,7 @@ def simulate_datasets(
     Raises:
         UnsupportedModel: nearly all draws had to be dropped.
     """
-    sites, rejected = list(graph.sites), RejectionCounts()
+    sites, user_sites, rejected = list(graph.sites), list(graph.surface.sites), RejectionCounts()
     # The size used in training, for which `sample_prior` may have been compiled already.
     size = usual_number(graph)
     parts: list[dict[str, np.ndarray[Any, Any]]] = []
@@ -42,7 +42,7 @@ def simulate_datasets(
     for chunk in range(MAX_CHUNKS):
         keys = jax.random.split(jax.random.fold_in(rng_key, chunk), size)
         draws = jax.device_get(sample_prior(keys))
-        valid = rejected.record(draws.faults, sites)
+        valid = rejected.record(draws.faults, user_sites)
         parts.append({name: draws.values[name][valid] for name in sites})
         num_valid += int(valid.sum())
         if num_valid >= number:

@@ -189,7 +189,7 @@ class Simulator:
         self, codes: Int[np.ndarray, " draws"], rejected: RejectionCounts
     ) -> Bool[np.ndarray, " draws"]:
         """Count the dropped draws; returns which draws are valid."""
-        valid = rejected.record(codes, list(self.graph.sites))
+        valid = rejected.record(codes, list(self.graph.surface.sites))
         if rejected.fraction > MAX_DROPPED and rejected.simulated >= MIN_DRAWS_TO_REFUSE:
             raise UnsupportedModel(
                 f"{rejected.fraction:.0%} of the draws from the prior cannot be used, "

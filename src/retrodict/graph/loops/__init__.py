@@ -1,0 +1,1 @@
+"""Lift the Python loops of a model over numbered sites into scans and plates."""
