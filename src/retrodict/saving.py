@@ -178,7 +178,7 @@ def _describe(graph: Graph) -> dict[str, Any]:
             }
             for edge in graph.edges
         ],
-        "carries": [[c.name, list(c.shape), list(c.plates)] for c in graph.carries],
+        "carries": [[*c.key, list(c.shape), list(c.plates)] for c in graph.carries],
     }
 
 

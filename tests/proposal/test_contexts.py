@@ -15,7 +15,6 @@ import retrodict as rd
 from index_tensors import dense, relations, small_shapes
 from retrodict.estimators.conditional import Series, Set, Value
 from retrodict.estimators.encoders import Elements
-from retrodict.graph.program import carry_name
 from retrodict.proposal.context_views import InputName, is_position, select
 from retrodict.proposal.contexts import context_tree
 from retrodict.proposal.copies import Copies
@@ -141,7 +140,7 @@ def numbered(graph):
         values[name] = jnp.asarray(numbers, float)
         start += numbers.size
     carries = {
-        carry.name: jnp.zeros((graph.scan_lengths[carry.scan], *carry.shape))
+        carry.key: jnp.zeros((graph.scan_lengths[carry.key.scan], *carry.shape))
         for carry in graph.carries
     }
     return Scope(values, {}, carries), variables
@@ -287,7 +286,7 @@ def test_plates_in_plates_are_nested_sets():
 
 def test_what_is_to_come_is_a_series():
     (faithful,), (filtered,) = inputs(walk, ["y"]), inputs(walk, ["y"], "filter")
-    time, carry = InputName("time", "0"), InputName("carry", carry_name(0, 0))
+    time, carry = InputName("time", "0"), InputName("carry", "0")
     assert faithful == (carry, (Series, time, (site("y"),)))
     assert filtered == (site("y"), carry)
     assert inputs(walk, ["y"], "blanket") == [(site("x", "+1"), site("y"))]

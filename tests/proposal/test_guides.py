@@ -26,7 +26,7 @@ from retrodict.estimators.scalar_bijections import (
     constrain,
     match_gaussian,
 )
-from retrodict.graph.program import carry_name
+from retrodict.graph.program import CarryKey
 from retrodict.inference.methods import Inference
 from retrodict.proposal.linear_guide import LinearGuide
 from retrodict.proposal.proposal import Proposal
@@ -144,7 +144,7 @@ def test_a_linear_step_is_expected_as_kalman_does():
     np.testing.assert_allclose(found.root[0, 0] ** 2, 0.25 * (1 - 2 * gain), rtol=1e-3)
     # With all steps at hand it is the same.
     values = {"y": jnp.array([0.0, 0.8, 0, 0]), "x": jnp.zeros(4)}
-    carries = {carry_name(0, 0): jnp.array([1.0, -0.4, 0, 0])}
+    carries = {CarryKey(0, 0): jnp.array([1.0, -0.4, 0, 0])}
     whole = guide.at(Scope(values, {}, carries).at_step(jnp.array(1)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, found)
 

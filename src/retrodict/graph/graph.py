@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 
 from retrodict.graph.index_atoms import Atom, Table
 from retrodict.graph.index_relations import Index, Relation
-from retrodict.graph.program import Program
+from retrodict.graph.program import CarryKey, Program
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -85,17 +85,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Carry:
-    """One array that the steps of a scan hand on: what a step knows of the past.
+    """One array that the steps of a scan pass on: what a step knows of the past.
 
     Attributes:
-        name: its name among values.
-        scan: which scan.
-        shape: of one step's.
+        key: which leaf of which scan's carry.
+        shape: at one step.
         plates: the plate that each of its axes runs along, or None.
     """
 
-    name: str
-    scan: int
+    key: CarryKey
     shape: tuple[int, ...]
     plates: tuple[str | None, ...]
 

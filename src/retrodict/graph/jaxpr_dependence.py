@@ -42,14 +42,14 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """A traced function of a dict of arrays, whose names are the sources."""
+    """A traced function of a dict of arrays, whose keys are the sources."""
 
-    names: tuple[str, ...]
+    names: tuple[Any, ...]
     closed: ClosedJaxpr
     tree: Any
 
     @staticmethod
-    def of(fn: Callable[[Any], Any], inputs: Mapping[str, Any]) -> "Flow":
+    def of(fn: Callable[[Any], Any], inputs: Mapping[Any, Any]) -> "Flow":
         """Trace `fn(inputs)`; inputs are arrays or `jax.ShapeDtypeStruct`s."""
         closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(dict(inputs))
         names = tuple(sorted(inputs))  # as JAX flattens a dict

@@ -105,7 +105,7 @@ def surface_graph(graph: Graph) -> Graph:
         },
         scan_lengths=tuple(graph.scan_lengths[number] for number in own),
         reversed_scans=tuple(graph.reversed_scans[number] for number in own),
-        carries=tuple(carry for carry in graph.carries if carry.scan in own),
+        carries=tuple(carry for carry in graph.carries if carry.key.scan in own),
         program=program,
         loops=(),
         source=graph,

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.graph.graph import Graph, Site
+from retrodict.graph.program import CarryKey
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
@@ -34,7 +35,7 @@ class JointDraws(NamedTuple):
     """
 
     values: dict[str, Array]
-    carries: dict[str, Array]
+    carries: dict[CarryKey, Array]
     faults: Int[Array, " draws"]
 
 

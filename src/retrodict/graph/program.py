@@ -36,14 +36,14 @@ Values: TypeAlias = Mapping[str, Array]
 Message: TypeAlias = dict[str, Any]
 Expect: TypeAlias = Mapping[str, Callable[[Moments], Array]]
 NO_KEYS: Mapping[str, PRNGKeyArray] = MappingProxyType({})
+NO_VALUES: Values = MappingProxyType({})
 
 
-def own(name: str) -> str:
-    """The key under which a run takes the value at which a site is scored, if it is another one.
+class CarryKey(NamedTuple):
+    """Names a leaf of a scan's carry, by the numbers of both."""
 
-    Scoring `x` at a value of its own tells how its density depends on `x` of earlier steps.
-    """
-    return f"{name} itself"
+    scan: int
+    leaf: int
 
 
 class Axis(NamedTuple):
@@ -98,7 +98,7 @@ class Evaluation(NamedTuple):
     deterministic: dict[str, Array]
     support_bounds: dict[str, list[Array]]
     parameters: dict[str, list[Array]]
-    carries: dict[str, Array]
+    carries: dict[CarryKey, Array]
     moments: dict[str, Moments]
 
     @staticmethod
@@ -168,6 +168,7 @@ class Program:
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
         expect: Expect | None = None,
         only: Collection[str] | None = None,
+        scored_at: Values = NO_VALUES,
     ) -> Evaluation:
         """Run the model once; sites in `given` take that value, the others are drawn.
 
@@ -175,10 +176,20 @@ class Program:
         its keys in one go, and the other sites' draws, which are not wanted, cost it nothing.
         With `only`, no other site is scored, and the run ends with the last of them: XLA leaves out
         what is not used, but to trace a long program once for each of its sites takes a while.
+        A site in `scored_at` is scored at that value, while its children see the given one: this
+        shows how its density depends on its own values at earlier steps.
         """
         wanted = None if only is None else frozenset(only)
         handler = _Run(
-            self, rng_key, given, notes or Notes(), None, keys=keys, expect=expect, only=wanted
+            self,
+            rng_key,
+            given,
+            notes or Notes(),
+            None,
+            keys=keys,
+            expect=expect,
+            only=wanted,
+            scored_at=scored_at,
         )
         # NumPyro's checks of values have tolerances that a float32 simplex can miss, and depend on
         # how Python was started; supports are checked where that is needed, see `guarded`.
@@ -219,7 +230,7 @@ class Program:
 
         def visit(opened: _Opened) -> tuple[Any, Evaluation]:
             x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[time], opened.xs)
-            carry_after, (result, _, _) = opened.body(carry, (rng_key, x, given), keys)
+            carry_after, (result, _, _) = opened.body(carry, (rng_key, x, given, {}), keys)
             return carry_after, result
 
         return self._enter(scan, outer, visit, expect)
@@ -338,6 +349,7 @@ class _Run(Messenger):
         keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
         expect: Expect | None = None,
         only: frozenset[str] | None = None,
+        scored_at: Values = NO_VALUES,
     ) -> None:
         self.program = program
         self.rng_key = rng_key
@@ -348,6 +360,7 @@ class _Run(Messenger):
         self.expect = expect
         self.keys = keys
         self.only = only
+        self.scored_at = scored_at
         self.result = Evaluation.empty()
         super().__init__()
 
@@ -398,7 +411,7 @@ class _Run(Messenger):
         self._note(msg, value)
         self.result.values[name] = value
         if self.only is None or name in self.only:
-            self._score(msg, jnp.asarray(self.given.get(own(name), value)))
+            self._score(msg, jnp.asarray(self.scored_at.get(name, value)))
             self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -477,8 +490,10 @@ class _Run(Messenger):
         self.notes.reversed_scans.append(reverse)
 
         names = self.program.scan_sites[number] if number < len(self.program.scan_sites) else ()
-        keys = [key for name in names for key in (name, own(name)) if key in self.given]
-        given = {key: jnp.asarray(self.given[key]) for key in keys}
+        given, scored_at = (
+            {name: jnp.asarray(values[name]) for name in names if name in values}
+            for values in (self.given, self.scored_at)
+        )
         step_keys = None
         if self.rng_key is not None:
             self.rng_key, scan_key = jax.random.split(self.rng_key)
@@ -488,7 +503,7 @@ class _Run(Messenger):
         def body(
             carry: Any, inputs: Any, keys: Mapping[str, PRNGKeyArray] = NO_KEYS
         ) -> tuple[Any, Any]:
-            step_key, x, step_values = inputs
+            step_key, x, step_values, step_scored_at = inputs
             handler = _Run(
                 self.program,
                 step_key,
@@ -498,6 +513,7 @@ class _Run(Messenger):
                 keys=keys,
                 expect=self.expect,
                 only=self.only,
+                scored_at=step_scored_at,
             )
             # The handlers around the scan must not see a single step's messages.
             with handlers.block(), handler:
@@ -507,7 +523,7 @@ class _Run(Messenger):
         if self.stop_at is not None and self.stop_at[0] == number:
             self.stop_at[1](_Opened(body, init, xs))
         carry, (result, carries, ys) = lax.scan(
-            body, init, (step_keys, xs, given), length=length, reverse=reverse
+            body, init, (step_keys, xs, given, scored_at), length=length, reverse=reverse
         )
         for name in (*result.values, *result.deterministic):
             self._check_new(name)
@@ -522,15 +538,10 @@ class _Run(Messenger):
         msg["value"] = (length, None, carry), (_no_trace(), ys)
 
 
-def carry_name(scan: int, number: int) -> str:
-    """The name of one leaf of a scan's carry among values."""
-    return f"carry {scan}.{number}"
-
-
-def carry_leaves(scan: int, carry: Any) -> dict[str, Array]:
-    """The numeric leaves of a scan's carry, named so that they stand beside sites."""
+def carry_leaves(scan: int, carry: Any) -> dict[CarryKey, Array]:
+    """The numeric leaves of a scan's carry."""
     return {
-        carry_name(scan, number): jnp.asarray(leaf)
+        CarryKey(scan, number): jnp.asarray(leaf)
         for number, leaf in enumerate(jax.tree.leaves(carry))
         if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
     }

@@ -9,7 +9,7 @@ ones.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
 from retrodict.graph.loops.lifting import lift
 from retrodict.graph.primitive_rules import Abstract
-from retrodict.graph.program import Evaluation, Notes, Program, Seen, own
+from retrodict.graph.program import CarryKey, Evaluation, Notes, Program, Seen
 
 
 def trace(
@@ -63,6 +63,13 @@ def trace(
     return replace(_graph(inner, inner_notes, lifted.loops), user_program=program).surface
 
 
+class DensityInput(NamedTuple):
+    """An input of the densities: the value of a site, or the value at which it is scored."""
+
+    site: str
+    scored: bool = False
+
+
 def _graph(
     program: Program, notes: Notes, loops: Sequence[Mapping[str, tuple[str, ...]]] = ()
 ) -> Graph:
@@ -75,10 +82,15 @@ def _graph(
     """
     shapes, seen = notes.shapes, notes.seen
 
-    def evaluate(values: Any) -> Evaluation:
-        return program.run(None, values)
+    def evaluate(inputs: Mapping[DensityInput, Any]) -> Evaluation:
+        given = {key.site: value for key, value in inputs.items() if not key.scored}
+        scored_at = {key.site: value for key, value in inputs.items() if key.scored}
+        return program.run(None, given, scored_at=scored_at)
 
-    flow = Flow.of(evaluate, shapes | {own(name): shape for name, shape in shapes.items()})
+    flow = Flow.of(
+        evaluate,
+        {DensityInput(n, scored): s for n, s in shapes.items() for scored in (False, True)},
+    )
     findings = flow.dependence()
     densities: Mapping[str, Abstract] = findings.log_density
     steps = {name: names for loop in loops for name, names in loop.items()}
@@ -106,11 +118,11 @@ def _graph(
             dtype=shapes[name].dtype,
         )
     edges = tuple(
-        Edge(parent, name, _lifted(relations[parent], sites[name], sites[parent]))
+        Edge(parent, name, _lifted(relations[DensityInput(parent)], sites[name], sites[parent]))
         for name in sites
         for relations in [densities[name].dependence.sources]
         for parent in sites
-        if parent in relations
+        if DensityInput(parent) in relations
     )
     return Graph(
         sites=sites,
@@ -124,15 +136,15 @@ def _graph(
     )
 
 
-def _carries(found: Mapping[str, Abstract], sites: Mapping[str, Site]) -> tuple[Carry, ...]:
+def _carries(leaves: Mapping[CarryKey, Abstract], sites: Mapping[str, Site]) -> tuple[Carry, ...]:
     """Carries, with the plates along which they are aligned with a site they come from."""
     carries = []
-    for name, leaf in found.items():
+    for key, leaf in leaves.items():
         plates: list[str | None] = [None] * (len(leaf.shape) - 1)
         for source, relation in leaf.dependence.sources.items():
-            site = sites.get(str(source))
-            if site is None:
+            if not isinstance(source, DensityInput) or source.scored:
                 continue
+            site = sites[source.site]
             index_axes = site.axes[1:] if site.time else site.axes
             for (mine, size), (plate, theirs) in itertools.product(
                 enumerate(leaf.shape[1:]), zip(site.plates, index_axes, strict=True)
@@ -140,8 +152,7 @@ def _carries(found: Mapping[str, Abstract], sites: Mapping[str, Site]) -> tuple[
                 aligned = any(Window(mine + 1, theirs) in term for term in relation.terms)
                 if aligned and size == site.shape[theirs]:
                     plates[mine] = plate
-        scan = int(name.split()[1].split(".")[0])
-        carries.append(Carry(name, scan, leaf.shape[1:], tuple(plates)))
+        carries.append(Carry(key, leaf.shape[1:], tuple(plates)))
     return tuple(carries)
 
 

@@ -4,7 +4,9 @@ Consecutive nodes that depend on one another form one joint factor, and copies o
 plate or in time share one network: Paige & Wood (2016), sec. 3.3 and figs. 2 to 4.
 """
 
-from collections.abc import Hashable, Sequence
+import json
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -161,11 +163,28 @@ def _factor(
         latents=latents,
         context=frozenset(relations),
         plates=tuple(site.plates[axis] for axis in free),
-        network=f"{' '.join(latents)} | {' '.join(sorted(relations))}",
+        network=network_name(latents, relations),
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],
         inputs=tuple(inputs),
         own=copies[0][0].own,
+    )
+
+
+def network_name(latents: Iterable[str], context: Iterable[str] | None) -> str:
+    """A readable name of a network, different for different latents or context.
+
+    Args:
+        latents: what it draws.
+        context: the sites that it sees; None for a marginal, which sees none.
+    """
+
+    def quoted(name: str) -> str:
+        return name if re.fullmatch(r"\w+", name) else json.dumps(name)
+
+    drawn = " ".join(map(quoted, latents))
+    return (
+        f"{drawn} |" if context is None else " ".join([drawn, "|", *map(quoted, sorted(context))])
     )
 
 

@@ -19,6 +19,7 @@ from retrodict.estimators.encoders import Context, Elements
 from retrodict.graph.element_covariates import CovariateKey
 from retrodict.graph.index_atoms import Atom, Table, Window, mean_number, satisfied
 from retrodict.graph.index_relations import Relation
+from retrodict.graph.program import CarryKey
 from retrodict.proposal.scope import Scope
 
 Position: TypeAlias = Int[Array, ""]
@@ -136,7 +137,7 @@ class SiteSource(NamedTuple):
 class CarrySource(NamedTuple):
     """An array of the context that is a leaf of a scan's carry."""
 
-    key: str
+    key: CarryKey
 
     def get(self, scope: Scope) -> Array:
         """The array."""

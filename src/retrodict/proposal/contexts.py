@@ -270,17 +270,17 @@ def _carry_leaves(graph: Graph, factor: Factor, copies: tuple[int, ...]) -> list
     scan = follows_time(graph, factor)
     leaves = []
     for carry in graph.carries:
-        if carry.scan != scan:
+        if carry.key.scan != scan:
             continue
         axes, atoms = [0], [Window(0, 0)]
         for axis, plate in enumerate(carry.plates, 1):
             if plate is not None and plate in factor.plates:
                 atoms.append(Window(1 + factor.plates.index(plate), len(axes)))
                 axes.append(axis)
-        shape = (graph.scan_lengths[carry.scan], *carry.shape)
+        shape = (graph.scan_lengths[carry.key.scan], *carry.shape)
         relation = Relation.of(atoms, copies, [shape[axis] for axis in axes])
         views = (View(),) * len(axes)
-        name, source = InputName("carry", carry.name), CarrySource(carry.name)
+        name, source = InputName("carry", str(carry.key.leaf)), CarrySource(carry.key)
         leaves.append(Leaf(name, source, constraints.real, shape, tuple(axes), relation, views))
     return leaves
 

@@ -22,7 +22,7 @@ from retrodict.estimators.conditional import MADE, ConditionalMADE
 from retrodict.estimators.encoders import Conditions, Elements
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
-from retrodict.inverse.factors import Factor
+from retrodict.inverse.factors import Factor, network_name
 from retrodict.proposal.context_views import Branch, InputName, read
 from retrodict.proposal.contexts import ContextTree, follows_time
 from retrodict.proposal.copies import Copies, over_copies
@@ -187,7 +187,7 @@ class EstimatedStructure:
     def marginal(self) -> "EstimatedStructure":
         """The estimator of the latents without any context."""
         factor = self.factor
-        network = f"{' '.join(factor.latents)} |"
+        network = network_name(factor.latents, None)
         return EstimatedStructure(self.copies, network, ContextTree(factor), NoKnowledge())
 
     @property

@@ -21,7 +21,7 @@ from retrodict.estimators.estimator import Estimator
 from retrodict.graph.element_covariates import CovariateKey, element_covariates
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import PriorSampler, prior_sampler
-from retrodict.graph.program import Evaluation
+from retrodict.graph.program import CarryKey, Evaluation
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals
@@ -185,7 +185,7 @@ class Proposal:
         """Whether a stage is a series drawn in the direction of time."""
         return follows_time(self.graph, stage.factors[0]) is not None
 
-    def scope(self, values: Values, carries: Mapping[str, Array] | None = None) -> Scope:
+    def scope(self, values: Values, carries: Mapping[CarryKey, Array] | None = None) -> Scope:
         """The scope of values outside of time, or of whole series."""
         return Scope(values, self.covariates, carries or {})
 

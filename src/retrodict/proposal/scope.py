@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from retrodict.graph.element_covariates import CovariateKey
-from retrodict.graph.program import Program, carry_leaves, carry_name
+from retrodict.graph.program import CarryKey, Program, carry_leaves
 from retrodict.types import Values
 
 NOTHING: Mapping[Any, Array] = {}
@@ -32,7 +32,7 @@ class Scope(NamedTuple):
 
     values: Values
     covariates: Mapping[CovariateKey, Array] = NOTHING
-    carries: Mapping[str, Array] = NOTHING
+    carries: Mapping[CarryKey, Array] = NOTHING
     position: Int[Array, ""] | None = None
     time: Int[Array, ""] | None = None
     carry: Any = None
@@ -83,5 +83,5 @@ def carry_at(program: Program, scan: int, scope: Scope) -> Any:
     outer = {name: value for name, value in scope.values.items() if name not in inside}
     blank = jax.eval_shape(lambda: program.initial_carry(scan, outer))
     leaves, tree = jax.tree.flatten(blank)
-    carried = [scope.carries[carry_name(scan, n)][scope.position] for n in range(len(leaves))]
+    carried = [scope.carries[CarryKey(scan, n)][scope.position] for n in range(len(leaves))]
     return jax.tree.unflatten(tree, carried)
