@@ -24,7 +24,7 @@ from retrodict.graph.graph import Graph
 from retrodict.graph.loop_surface import on_device, split_steps, stack_steps
 from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
-from retrodict.inference.fallback import Answers
+from retrodict.inference.fallback import FallbackInference
 from retrodict.inference.filtering import FilterInfo, FilterState, StreamingFilter
 from retrodict.inference.methods import Inference
 from retrodict.inference.planning import Plan
@@ -187,8 +187,8 @@ class Compiled:
             DataError: the data do not fit the model.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
-        answers = self._answers(model_args, model_kwargs)
-        return answers.one(rng_key, data, settings, rescue and method == "auto")
+        inference = self._with_fallback(model_args, model_kwargs)
+        return inference.one(rng_key, data, settings, rescue and method == "auto")
 
     def infer_many(
         self,
@@ -211,17 +211,17 @@ class Compiled:
         is poor are rescued one after the other, `max_rescues` at most.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
-        answers = self._answers(model_args, model_kwargs)
+        inference = self._with_fallback(model_args, model_kwargs)
         rescue = rescue and method == "auto"
-        return answers.many(rng_key, data, settings, rescue, memory, max_rescues)
+        return inference.many(rng_key, data, settings, rescue, memory, max_rescues)
 
-    def _answers(
+    def _with_fallback(
         self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None
-    ) -> Answers:
+    ) -> FallbackInference:
         inference = self._inference.called_with(model_args, model_kwargs)
         # data sets of other sizes lie elsewhere
         reference = self.plan.reference if inference is self._inference else None
-        return Answers(inference, self.networks, reference)
+        return FallbackInference(inference, self.networks, reference)
 
     def _settings(
         self, num_particles: int, method: str, resampling: str | Resampler, ess_threshold: float

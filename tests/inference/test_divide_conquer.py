@@ -1,6 +1,8 @@
 """Divide and conquer: merges, marginals, and evidence against linear algebra."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from scipy import stats
 
 import retrodict as rd
+from exact import hierarchy, hierarchy_exact
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
 from retrodict.inference.divide_conquer import (
@@ -52,36 +55,36 @@ def scalar_covariate(n=3):
         numpyro.sample("y", dist.Normal(theta, 0.5))
 
 
-def nested_plates(groups=2, members=2):
-    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    with numpyro.plate("groups", groups, dim=-2):
-        a = numpyro.sample("a", dist.Normal(mu, 1.0))
-        with numpyro.plate("members", members, dim=-1):
-            b = numpyro.sample("b", dist.Normal(a, 0.8))
-            numpyro.sample("y", dist.Normal(b, 0.5))
+class Case(NamedTuple):
+    model: Callable[..., Any]
+    data: dict[str, np.ndarray]
+    log_evidence: float
+    mean_of_mu: float
+    kwargs: dict[str, int]
 
 
-def exchangeable(y, mean, shared, own):
-    """Log density of values with a common variance component."""
-    cov = shared * np.ones((len(y), len(y))) + own * np.eye(len(y))
-    return stats.multivariate_normal.logpdf(y, np.full(len(y), mean), cov)
+def one_plate(model, variance, **covariates):
+    """Three observations with means mu + noise; the prior mean of mu is the covariate, if any."""
+    y, prior_mean = np.array([0.3, -1.0, 1.5]), float(covariates.get("z", 0.0))
+    cov = np.ones((3, 3)) + variance * np.eye(3)
+    log_evidence = stats.multivariate_normal.logpdf(y, np.full(3, prior_mean), cov)
+    log_evidence += sum(stats.norm.logpdf(z, 0.0, 2.0) for z in covariates.values())
+    mean = prior_mean + np.ones(3) @ np.linalg.solve(cov, y - prior_mean)
+    return Case(model, {**covariates, "y": y}, log_evidence, mean, {})
 
 
-Y = np.array([0.3, -1.0, 1.5])
 Y_NESTED = np.array([[0.3, -0.5], [1.2, 0.4]])
-NESTED_COV = 1.0 + np.kron(np.eye(2), np.ones((2, 2))) + 0.89 * np.eye(4)
+NESTED = hierarchy_exact(Y_NESTED)
 MODELS = {
-    "two levels": (two_levels, {"y": Y}, exchangeable(Y, 0.0, 1.0, 1.25)),
-    "joint leaf": (joint_leaf, {"y": Y}, exchangeable(Y, 0.0, 1.0, 0.64 + 0.36 + 0.25)),
-    "scalar covariate": (
-        scalar_covariate,
-        {"z": np.array(0.7), "y": Y},
-        exchangeable(Y, 0.7, 1.0, 1.25) + stats.norm.logpdf(0.7, 0.0, 2.0),
-    ),
-    "nested plates": (
-        nested_plates,
+    "two levels": one_plate(two_levels, 1.0 + 0.25),
+    "joint leaf": one_plate(joint_leaf, 0.64 + 0.36 + 0.25),
+    "scalar covariate": one_plate(scalar_covariate, 1.0 + 0.25, z=np.array(0.7)),
+    "nested plates": Case(
+        hierarchy,
         {"y": Y_NESTED},
-        stats.multivariate_normal.logpdf(Y_NESTED.ravel(), np.zeros(4), NESTED_COV),
+        NESTED.log_evidence,
+        float(NESTED.means["mu"]),
+        {"groups": 2, "members": 2},
     ),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -90,8 +93,8 @@ every_model = pytest.mark.parametrize("name", MODELS)
 @cache
 def untrained(name):
     """A proposal with untrained marginals; other conditionals are known in closed form."""
-    model, data, _ = MODELS[name]
-    graph = rd.trace(model, tuple(data))
+    model, data, *_, kwargs = MODELS[name]
+    graph = rd.trace(model, tuple(data), model_kwargs=kwargs)
     proposal = Proposal.of(rd.invert(graph, "blanket"))
     networks = {
         name: proposal.build(TINY, key(), structures)
@@ -114,7 +117,8 @@ def repeated_runs(name):
 
     run_all = CompiledFunction(jax.vmap(run, (None, 0)), FAST_COMPILE)
     log_evidence, means = run_all(networks, jax.random.split(key(1), 400))
-    return np.exp(log_evidence.value() - MODELS[name][2]), np.asarray(means, float)
+    ratio = np.exp(log_evidence.value() - MODELS[name].log_evidence)
+    return ratio, np.asarray(means, float)
 
 
 @every_model
@@ -134,16 +138,7 @@ def test_posterior_means_are_those_of_linear_algebra(name):
     pooled = weights @ means
     error = np.sqrt(weights**2 @ (means - pooled) ** 2)
     assert error < 0.05
-    assert abs(pooled - exact_mean_of_mu(name)) < 4 * error
-
-
-def exact_mean_of_mu(name):
-    """E[mu | y], where y - prior mean has covariance C and covariance 1 with mu."""
-    _, data, _ = MODELS[name]
-    prior_mean = float(data.get("z", 0.0))
-    y = np.asarray(data["y"]).ravel()
-    cov = NESTED_COV if name == "nested plates" else np.ones((3, 3)) + 1.25 * np.eye(3)
-    return prior_mean + np.ones(len(y)) @ np.linalg.solve(cov, y - prior_mean)
+    assert abs(pooled - MODELS[name].mean_of_mu) < 4 * error
 
 
 @every_model

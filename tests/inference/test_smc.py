@@ -42,7 +42,21 @@ def untrained(model, observed, method, **kwargs):
     return proposal, networks, {name: values[name] for name in observed}
 
 
+def series_with_side_latent(steps=4):
+    """The latent z of each step is sampled from its own conditional, inside of the scan."""
+
+    def step(x, _):
+        x = numpyro.sample("x", dist.Normal(0.9 * x, 1.0))
+        numpyro.sample("z", dist.Normal(x, 1.0))
+        numpyro.sample("y", dist.Normal(x, 0.7))
+        return x, None
+
+    scan(step, 0.0, None, length=steps)
+
+
 def untrained_case(name, method):
+    if name == "series_with_side_latent":
+        return untrained(series_with_side_latent, ("y",), method)
     case = CASES[name]
     return untrained(case.model, case.observed, method, **case.kwargs)
 
@@ -54,6 +68,7 @@ def untrained_case(name, method):
     [
         ("stochastic_volatility", "filter"),
         ("running_sum", "filter"),
+        ("series_with_side_latent", "filter"),
         pytest.param("backward_scan", "filter", marks=pytest.mark.slow),
         pytest.param("observed_after_scan", "faithful", marks=pytest.mark.slow),
         ("masks_and_counts", "faithful"),

@@ -68,7 +68,7 @@ def test_the_report_of_a_rescue():
     assert tempering.seconds > 0
     reasons = " ".join(posterior.diagnostics.reasons)
     assert f"{len(temperatures)} temperatures" in reasons
-    assert "Rescued: 'importance', as planned, ended poor." in reasons
+    assert "Rescued: the planned method 'importance' gave a poor posterior." in reasons
     assert "rescued by tempering" in repr(posterior)
 
 

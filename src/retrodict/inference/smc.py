@@ -152,7 +152,7 @@ class SMC:
             state, info = run_stage(networks, stage_key, number, state, data)
             decisions.append(info.resampling)
             possible |= info.possible
-            series = info.series or series
+            series = series if info.series is None else info.series
         latents = {**state.archive.values(), **state.population.values}
         population = state.population._replace(values=latents)
         return population, self._info(population, decisions, possible, series)
@@ -228,7 +228,7 @@ class SMC:
             return state, _no_decision(self.num_particles)
         values = state.population.values
         needed = {n: value for n, value in values.items() if self._last_reads[n] >= number}
-        finished = {n: value for n, value in values.items() if n not in needed}
+        unread = {n: value for n, value in values.items() if n not in needed}
         # Values are passed by position, not by name: stages of equal shapes are traced once.
         population, info = self._resample_traced(
             rng_key, state.population.with_values(list(needed.values()))
@@ -236,7 +236,7 @@ class SMC:
         values = dict(zip(needed, population.values, strict=True))
         deferred = None if state.deferred is None else state.deferred[info.ancestors]
         state = SMCState(
-            population.with_values(values), state.archive.add(finished, info.ancestors), deferred
+            population.with_values(values), state.archive.add(unread, info.ancestors), deferred
         )
         return state, ResamplingInfo(*(entry[None] for entry in info))
 
@@ -276,7 +276,11 @@ class SMC:
         parents = proposal.parents(stage)
         latents = {name: v for name, v in population.values.items() if name in parents}
         samples, log_q = batched_vmap(propagate_one, bytes_each, randomness, latents)
-        if self.schedule.prior_latents.issuperset(samples):
+        not_counted = self.schedule.prior_latents.intersection(samples)
+        if not_counted:
+            assert len(not_counted) == len(samples), (
+                "a stage samples either all or none from the prior"
+            )
             log_q = jnp.zeros_like(log_q)
         return population._replace(values={**population.values, **samples}), log_q
 
