@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from retrodict._xla import jit
 from retrodict.estimators.conditional import MADE, Network, learns
 from retrodict.graph.graph import Graph
-from retrodict.graph.loop_surface import split_steps, stack_steps
+from retrodict.graph.loop_surface import on_device, split_steps, stack_steps
 from retrodict.graph.trace import trace
 from retrodict.graph.validate import check_data
 from retrodict.inference.fallback import Answers
@@ -110,7 +110,7 @@ class Compiled:
         checked = check_data(self.proposal.graph, data)
         keys = jax.random.split(rng_key, num_samples)
         samples, log_q = self._propose(self.networks, keys, checked)
-        return jax.device_put(split_steps(self.proposal.graph, samples, axis=1)), log_q
+        return on_device(split_steps(self.proposal.graph, samples, axis=1)), log_q
 
     @cached_property
     def _propose(self) -> Callable[..., Any]:

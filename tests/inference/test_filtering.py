@@ -72,7 +72,7 @@ def test_loop_and_scan_are_the_same_model():
             training=QUICK, progress_bar=False,
         )  # fmt: skip
     assert loop.inverse.method == "filter"
-    assert len(loop.networks) == 2  # the first step has no past
+    assert len(loop.networks) == 1
     answer = loop.infer(key(1), dict(zip(names, data, strict=True)), 2000, method="smc")
     assert abs(answer.log_evidence - exact) < 5 * float(answer.log_evidence_se)
     scanned = compiled("series").infer(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from retrodict.graph.graph import Edge, Graph, Site, Support
 from retrodict.graph.index_relations import Link, Relation, Table, Window, union
@@ -49,6 +50,11 @@ def split_steps(graph: Graph, values: Mapping[str, Any], axis: int = 0) -> dict[
             found |= zip(steps, rows, strict=True)
     order = [name for name in graph.surface.sites if name in found]
     return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+
+def on_device(values: Mapping[str, Any]) -> dict[str, Array]:
+    """JAX's arrays in the same order, all put there at once."""
+    return dict(zip(values, jax.device_put(list(values.values())), strict=True))
 
 
 def by_user_site(graph: Graph, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +115,10 @@ def _step_site(site: Site, step: int) -> Site:
     """One step of a site that stands for those of a loop."""
 
     def bound(leaf: Any) -> Any:
-        return leaf[step] if np.ndim(leaf) and np.shape(leaf)[0] == len(site.steps) else leaf
+        if not np.ndim(leaf):
+            return leaf
+        own = np.asarray(leaf)[step]
+        return own.flat[0].item() if np.all(own == own.flat[0]) else own
 
     support: Support = jax.tree.map(bound, site.support)
     return replace(

@@ -546,8 +546,7 @@ def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Arr
         each: list[Array] = fn.each(lambda one: _parameters(one, batch_shape[1:]))
         return each
     spread = []
-    for leaf in jax.tree.leaves(fn):
-        leaf = jnp.asarray(leaf)
+    for leaf in map(jnp.asarray, _sorted_leaves(fn)):
         for shape in (
             (*batch_shape, *fn.event_shape),
             (*batch_shape, *leaf.shape[len(batch_shape) :]),
@@ -559,6 +558,20 @@ def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Arr
             spread.append(whole.reshape(*batch_shape, -1).astype(float))
             break
     return spread
+
+
+def _sorted_leaves(fn: dist.Distribution) -> list[Any]:
+    """The parameters by name: the order in NumPyro's pytrees differs from process to process."""
+    values = (vars(fn).get(name) for name in sorted(type(fn).gather_pytree_data_fields()))
+    return [
+        leaf
+        for value in values
+        for leaf in (
+            _sorted_leaves(value)
+            if isinstance(value, dist.Distribution)
+            else jax.tree.leaves(value)
+        )
+    ]
 
 
 def _no_trace() -> Any:

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import jax
-
 from retrodict.graph.graph import Graph
-from retrodict.graph.loop_surface import split_steps
+from retrodict.graph.loop_surface import on_device, split_steps
 from retrodict.particles.posterior import Posterior
 
 
@@ -17,14 +15,14 @@ def user_posterior(graph: Graph, posterior: Posterior) -> Posterior:
         posterior: of one data set, or of many.
     """
     leading = posterior.log_weights.ndim
-    samples = jax.device_put(split_steps(graph, posterior.samples, leading))
+    samples = on_device(split_steps(graph, posterior.samples, leading))
     if not graph.loops:
         return replace(posterior, samples=samples)
     return replace(
         posterior,
         samples=samples,
         survivors=split_steps(graph, posterior.survivors, leading - 1),
-        data=jax.device_put(split_steps(graph, posterior.data, leading - 1)),
+        data=on_device(split_steps(graph, posterior.data, leading - 1)),
         filtered=None,
         filtered_log_weights=None,
     )

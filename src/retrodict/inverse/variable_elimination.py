@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from retrodict.graph.graph import Edge, Graph, Site, related
-from retrodict.graph.index_relations import EVERYTHING, Link, Relation, array_axis
+from retrodict.graph.index_relations import EVERYTHING, INF, Link, Relation, Window, array_axis
 from retrodict.graph.index_relations import Table as IndexTable
 from retrodict.inverse.plate_relations import (
     NO_AXIS,
@@ -107,9 +107,10 @@ def _add_edge(
 ) -> None:
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
     child_times = [None] if child.scan is None else range(steps[child.scan])
+    relations = [_shortened(relation, child, parent, steps) for relation in edge.relations]
     for child_time in child_times:
         mine = parents[Node(child.name, child_time)]
-        for relation in edge.relations:
+        for relation in relations:
             if child_time is not None and any(
                 axis == 0 and not start <= child_time < stop
                 for axis, start, stop in relation.present
@@ -118,6 +119,29 @@ def _add_edge(
             for parent_time, meet in _parent_meets(relation, child, parent, child_time, steps):
                 node = Node(parent.name, parent_time)
                 mine[node] = join(mine.get(node, frozenset()), {meet})
+
+
+def _shorter(index: float, site: Site, steps: Sequence[int]) -> float:
+    """A step of a site where fewer steps are written out: counted from the nearer end."""
+    if site.scan is None or abs(index) == INF:
+        return index
+    kept = steps[site.scan]
+    return index if index <= kept // 2 else max(index - (site.shape[0] - kept), kept // 2)
+
+
+def _shortened(relation: Relation, child: Site, parent: Site, steps: Sequence[int]) -> Relation:
+    """A relation where fewer steps are written out: what is said of the ends stays true."""
+    present = tuple(
+        (axis, int(_shorter(start, child, steps)), int(_shorter(stop, child, steps)))
+        if child.time and axis == 0
+        else (axis, start, stop)
+        for axis, start, stop in relation.present
+    )
+    links = relation.links
+    if parent.time and isinstance(links[0], Window) and links[0].axis is None:
+        ends = (_shorter(end, parent, steps) for end in links[0][1:])
+        links = (Window(None, *ends), *links[1:])
+    return Relation(links, present)
 
 
 def _parent_meets(
@@ -156,8 +180,12 @@ def _parent_meets(
         hits = [
             position
             for position in range(size)
-            if (parent_time,)
-            in related(Relation((reach._replace(axis=0),)), (position,), (parent.shape[0],))
+            if any(
+                _shorter(time, parent, steps) == parent_time
+                for (time,) in related(
+                    Relation((reach._replace(axis=0),)), (position,), (parent.shape[0],)
+                )
+            )
         ]
         if hits:
             places = Table.of_places((size, 1), np.array(hits), np.zeros(len(hits), int))

@@ -14,6 +14,9 @@ from retrodict.graph.loops.equation_kinds import type_of
 from retrodict.graph.loops.recording import Atom, Constant, Recording, apply, variables
 from retrodict.graph.loops.steps import Slices, Stack
 
+# Windows of so many elements are taken element by element, so that steps stay aligned with each.
+WIDEST = 8
+
 
 class Environment:
     """What is known while a recorded model runs; equations are evaluated when they are needed.
@@ -71,7 +74,7 @@ class Environment:
             (operand,) = self.read([each.operand])
             return _slices(jnp.asarray(operand), each)
         used = [atom for atom in each.entries if atom is not None]
-        steps = [self.entries[atom] for atom in used if atom in self.entries]
+        steps = [self.entries[atom] for atom in variables(used) if atom in self.entries]
         if len(steps) == len(used) and len({id(array) for array, _ in steps}) == 1:
             places = iter(step for _, step in steps)
             own = [None if atom is None else next(places) for atom in each.entries]
@@ -90,15 +93,18 @@ def _slices(operand: Array, each: Slices) -> Array:
     first = next(start for start in each.entries if start is not None)
     starts = np.array([first if start is None else start for start in each.entries])
     varying = np.flatnonzero(np.ptp(starts, axis=0))
-    if len(varying) > 1 or each.sizes[varying[0]] > 1:
+    if len(varying) > 1 or each.sizes[varying[0]] > WIDEST:
         take: Any = jax.vmap(lambda start: lax.dynamic_slice(operand, tuple(start), each.sizes))
         found: Array = take(jnp.asarray(starts))
         return found
     (axis,) = map(int, varying)
     rest = [slice(start, start + size) for start, size in zip(first, each.sizes, strict=True)]
     rest[axis] = slice(None)
-    places = [None if start is None else start[axis] for start in each.entries]
-    return jnp.expand_dims(_along(operand[tuple(rest)], axis, places), axis + 1)
+    array, parts = operand[tuple(rest)], []
+    for shift in range(each.sizes[axis]):
+        places = [None if start is None else start[axis] + shift for start in each.entries]
+        parts.append(_along(array, axis, places))
+    return jnp.stack(parts, axis + 1)
 
 
 def _along(array: Array, axis: int, places: Sequence[int | None]) -> Array:

@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 from jax.extend.core import JaxprEqn, Literal, Var
 from jaxtyping import Array
+from numpyro.distributions.util import lazy_property
 
 from retrodict.graph.program import Notes, Program
 
@@ -69,7 +71,7 @@ class Recording:
 
 
 def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
-    """Record a model without scans; None if a parameter of a distribution is not an array.
+    """Record a model without scans; None if a distribution is more than a pytree of arrays.
 
     Args:
         program: the model with its arguments.
@@ -92,6 +94,8 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
 
     closed = jax.make_jaxpr(run)(dict(shapes))
     if any(leaf is not None and np.asarray(leaf.value).dtype == object for leaf in concrete):
+        return None
+    if not all(_is_rebuilt(site.fn) for site in notes.seen.values()):
         return None
     jaxpr = closed.jaxpr
     results, constants = iter(jaxpr.outvars), iter(concrete)
@@ -119,6 +123,20 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
         origin,
         _owners(jaxpr.eqns, origin, statements),
     )
+
+
+def _is_rebuilt(fn: dist.Distribution) -> bool:
+    """Whether a distribution made from the leaves has all attributes: a user's own may not."""
+    leaves, tree = jax.tree.flatten(fn)
+    rebuilt = vars(jax.tree.unflatten(tree, leaves))
+    for name, value in vars(fn).items():
+        lazy = isinstance(getattr(type(fn), name, None), lazy_property)
+        # Which parameters have derivatives is not asked of a distribution again.
+        if name not in rebuilt and not lazy and name != "reparametrized_params":
+            return False
+        if isinstance(value, dist.Distribution) and not _is_rebuilt(value):
+            return False
+    return True
 
 
 def _owners(
