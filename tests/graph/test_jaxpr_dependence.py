@@ -153,3 +153,22 @@ def test_union_joins_only_what_touches():
     assert union({window(-1, -1)}, {window(-3, 2)}) == {window(-3, 2)}
     many = union({window(3 * n, 3 * n) for n in range(40)})
     assert many == {window(0, 117)}
+
+
+def test_a_choice_by_the_step_of_a_scan_limits_what_a_branch_is_read_for():
+    """The first step takes a, the others b: which is seen though one branch reads both."""
+
+    def fn(inputs):
+        def step(carry, form):
+            branches = [lambda: inputs["a"], lambda: inputs["b"] + carry, lambda: inputs["b"]]
+            value = jax.lax.switch(form, branches)
+            return value, value
+
+        forms = np.array([0, 1, 1, 2, 2], np.int32)
+        return jax.lax.scan(step, jnp.zeros(()), forms)[1]
+
+    found = Flow.of(fn, {"a": jnp.zeros(()), "b": jnp.zeros(())}).dependence()
+    sources = found.dependence.sources
+    assert {relation.present for relation in sources["b"]} == {((0, 1, 5),)}
+    # what the first step found, the second and the third add to
+    assert {relation.present for relation in sources["a"]} == {((0, 0, 3),)}
