@@ -196,6 +196,16 @@ def ends_differently(steps=7):
         numpyro.sample(f"y_{t}", dist.Normal(x if t < steps - 1 else jnp.tanh(x), 1.0))
 
 
+@case(in_time=2)
+def first_observation_looks_elsewhere(steps=6):
+    """At another element than all others do."""
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(6), 1.0).to_event(1))
+    x = 0.0
+    for t in range(steps):
+        x = numpyro.sample(f"x_{t}", dist.Normal(0.5 * x, 1.0))
+        numpyro.sample(f"y_{t}", dist.Normal(x + (z[1] if t else z[0]), 1.0))
+
+
 @case(in_plates=2)
 def independent_copies(copies=5):
     mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -234,6 +244,16 @@ def every_step_looks_elsewhere(steps=7):
     for t in range(1, steps):
         values.append(numpyro.sample(f"x_{t}", dist.Normal(0.5 * values[t // 2], 1.0)))
         numpyro.sample(f"y_{t}", dist.Normal(values[-1], 0.5))
+
+
+@case()
+def every_second_element(steps=6):
+    """From another place in each step."""
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(6), 1.0).to_event(1))
+    x = 0.0
+    for t in range(steps):
+        x = numpyro.sample(f"x_{t}", dist.Normal(0.5 * x + z[t % 2 :: 2].sum(), 1.0))
+    numpyro.sample("y", dist.Normal(x, 1.0))
 
 
 @case()

@@ -127,3 +127,22 @@ def test_a_carry_that_never_forgets_is_widened_not_followed():
     ).dependence()
     past = Relation.of([Window(0, 0, -INF, -1)], (1000,), (1000,))
     assert found.dependence.sources["x"] == past
+
+
+def test_a_choice_by_the_step_of_a_scan_limits_what_a_branch_is_read_for():
+    """The first step takes a, the others b, though one branch reads both."""
+
+    def fn(inputs):
+        def step(carry, form):
+            branches = [lambda: inputs["a"], lambda: inputs["b"] + carry, lambda: inputs["b"]]
+            value = jax.lax.switch(form, branches)
+            return value, value
+
+        forms = np.array([0, 1, 1, 2, 2], np.int32)
+        return jax.lax.scan(step, jnp.zeros(()), forms)[1]
+
+    flow = Flow.of(fn, {"a": jnp.zeros(()), "b": jnp.zeros(())}).dependence()
+    sources = flow.dependence.sources
+    assert [bool(sources["b"].at((t,))) for t in range(5)] == [False, True, True, True, True]
+    # The second and third step add to what the first one took.
+    assert [bool(sources["a"].at((t,))) for t in range(5)] == [True, True, True, False, False]

@@ -374,3 +374,38 @@ def test_steps_of_a_scan_are_drawn_in_one_order():
     assert set(factor.latents) == {"a", "b"}
     steps = [name[0] for name in inverse.order]
     assert steps == list(factor.latents) * 5
+
+
+def test_scans_of_different_lengths_are_cut_alike_at_every_step():
+    """No site is drawn by two factors."""
+
+    def chain(name, first, length):
+        def step(x, _):
+            x = numpyro.sample(f"x{name}", dist.Normal(x, 1))
+            z = numpyro.sample(f"z{name}", dist.Normal(x, 1))
+            numpyro.sample(f"y{name}", dist.Normal(x + z, 1))
+            return x, None
+
+        return scan(step, first, None, length=length)[0]
+
+    def chains():
+        drift = numpyro.sample("drift", dist.Normal(0, 1))
+        chain("b", chain("a", drift, 2) * drift, 5)
+
+    for method in METHODS:
+        check_valid(rd.invert(rd.trace(chains, ["ya", "yb"]), method))
+
+
+@pytest.mark.parametrize("method", ["blanket", "faithful"])
+@pytest.mark.parametrize("length", [4, 40])
+def test_what_only_the_last_step_tells_reaches_all_steps(length, method):
+    def chain():
+        def step(x, _):
+            x = numpyro.sample("x", dist.Normal(x, 1))
+            return x, None
+
+        last, _ = scan(step, 0.0, None, length=length)
+        numpyro.sample("y", dist.Normal(last, 1))
+
+    (factor,) = rd.invert(rd.trace(chain, ["y"]), method).factors
+    assert "y" in factor.context and not factor.own

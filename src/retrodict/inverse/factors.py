@@ -4,8 +4,10 @@ Consecutive nodes that depend on one another form one joint factor, and copies o
 plate or in time share one network: Paige & Wood (2016), sec. 3.3 and figs. 2 to 4.
 """
 
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -98,6 +100,14 @@ def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
             block.append(draw)
         else:
             block = [draw]
+    # Where scans take turns, others may come between two sites in some of the steps.
+    adjacent = Counter(
+        (a.node.site, b.node.site)
+        for a, b in itertools.pairwise(draws)
+        if a.node.step == b.node.step
+    )
+    number = Counter(draw.node.site for draw in draws)
+    together = {pair for pair in together if adjacent[pair] == number[pair[0]]}
 
     blocks: list[list[Draw]] = []
     for draw in draws:

@@ -33,7 +33,7 @@ class EquationKinds:
     def _parameters(self, eqn: JaxprEqn, *, starts: bool = False) -> Any:
         if eqn.effects:
             return self._identity(eqn)
-        if eqn.primitive.name == "slice":
+        if eqn.primitive.name == "slice" and is_dense(eqn):
             return (
                 eqn.primitive,
                 eqn.params["strides"],
@@ -108,6 +108,12 @@ class EquationKinds:
 
 def _types(eqn: JaxprEqn) -> tuple[Any, ...]:
     return tuple(map(type_of, eqn.invars)), tuple(map(type_of, eqn.outvars))
+
+
+def is_dense(eqn: JaxprEqn) -> bool:
+    """Whether a slice takes neighbouring elements."""
+    strides = eqn.params["strides"]
+    return strides is None or all(stride == 1 for stride in strides)
 
 
 def type_of(atom: Any) -> Any:

@@ -8,7 +8,7 @@ equations of their own.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Var
@@ -42,24 +42,37 @@ def numbered(name: str) -> Name | None:
 
 def find_loops(recording: Recording, observed: Iterable[str]) -> tuple[Loop, ...]:
     """All loops that can be written as one step, in program order."""
-    kinds, names = EquationKinds(), [numbered(s.name) for s in recording.statements]
-    loops: list[Loop] = []
-    place = retry = refused = 0
-    while place < len(names):
-        run = _run(names, place)
-        loop = None
-        # A run that could not be matched is tried once more from each site of its first step.
-        if run is not None and not retry < place < refused:
-            loop = _Matcher(recording, kinds, frozenset(observed), place, *run).loop()
-            if loop is None and place >= refused:
-                size, count = run
-                retry, refused = place + size, place + size * count
-        if loop is None:
-            place += 1
-        else:
-            loops.append(loop)
+    search = _LoopSearch(recording, frozenset(observed))
+    return tuple(search.within(0, len(recording.statements)))
+
+
+class _LoopSearch:
+    """Looks for loops among the statements of a model."""
+
+    def __init__(self, recording: Recording, observed: frozenset[str]) -> None:
+        self.recording, self.observed, self.kinds = recording, observed, EquationKinds()
+        self.names = [numbered(statement.name) for statement in recording.statements]
+
+    def within(self, place: int, end: int) -> Iterator[Loop]:
+        """All loops between two places, in program order."""
+        retry = refused = place
+        while place < end:
+            run = _run(self.names[:end], place)
+            loop = None
+            # A run that could not be matched is tried once more from each site of its first step.
+            if run is not None and not retry < place < refused:
+                matcher = _Matcher(self.recording, self.kinds, self.observed, place, *run)
+                loop = matcher.loop()
+                if loop is None and place >= refused:
+                    size, count = run
+                    retry, refused = place + size, place + size * count
+            if loop is None:
+                place += 1
+                continue
+            # Steps before it may be a loop of their own.
+            yield from self.within(place, loop.start)
+            yield loop
             place = loop.stop
-    return tuple(loops)
 
 
 def _run(names: Sequence[Name | None], first: int) -> tuple[int, int] | None:
@@ -130,28 +143,45 @@ class _Matcher:
         )
 
     def loop(self) -> Loop | None:
-        """The longest run of steps that compute the same, with special steps before it."""
-        first, stop = _longest([self._form(step) for step in self.steps])
-        # Steps that are mostly special are better left as they are.
-        fewest = max(2, len(self.steps) / 2)
-        attempts = [
-            (start, special)
-            for start in range(max(0, first - LONGEST_LAG), first + 1)
-            for special in range(first - start, first - start + LONGEST_LAG)
-            if stop - start - special >= fewest
-        ]
-        template = self.steps[stop - 1]
-        alike = [self._alike(step, template) for step in self.steps[:stop]]
-        for start, special in attempts[:ATTEMPTS]:
-            if not all(alike[start:]):
-                continue
-            search = OperandSearch(
-                self.recording, self.start, self.steps, self.places, start, special, stop
-            )
-            loop = search.loop()
-            if loop is not None and (loop.in_time or self._is_plate(loop)):
-                return loop
+        """The longest run of steps that compute the same, with special steps before them."""
+        segments = list(self._segments())
+        for first, stop in sorted(segments, key=lambda ends: ends[0] - ends[1]):
+            # Steps that compute the same are special all together, or not at all.
+            starts = [
+                start
+                for start in range(max(0, first - LONGEST_LAG), first + 1)
+                if not any(a < start < b for a, b in segments)
+            ]
+            attempts = [
+                (start, special)
+                for start in starts
+                for special in range(first - start, min(first - start + LONGEST_LAG, stop - start))
+                if stop - start - special >= max(2, (stop - first) / 2)
+            ]
+            for start, special in attempts[:ATTEMPTS]:
+                loop = self._search(start, special, stop)
+                if loop is not None and (_is_series(loop) or self._is_plate(loop)):
+                    return loop
         return None
+
+    def _segments(self) -> Iterator[tuple[int, int]]:
+        """Where steps that compute the same begin and end."""
+        forms, first = [self._form(step) for step in self.steps], 0
+        for place in range(1, len(forms) + 1):
+            if place == len(forms) or not (
+                forms[place] == forms[first] and self._alike(self.steps[place], self.steps[first])
+            ):
+                if place - first > 1:
+                    yield first, place
+                first = place
+
+    def _search(self, start: int, special: int, stop: int) -> Loop | None:
+        template, early = self.steps[stop - 1], self.steps[start : start + special]
+        if not all(self._alike(step, template) for step in early):
+            return None
+        return OperandSearch(
+            self.recording, self.start, self.steps, self.places, start, special, stop
+        ).loop()
 
     def _form(self, step: Step) -> Any:
         """Equal for steps that compute the same from what is not their own."""
@@ -183,7 +213,7 @@ class _Matcher:
 
     def _is_plate(self, loop: Loop) -> bool:
         """Whether independent steps are used alike outside: all, as one array, or not at all."""
-        if loop.special:
+        if loop.special or loop.in_time:
             return False
         recording = self.recording
         covered = {n for use in stacked_uses(recording, loop).values() for n in use.eqns}
@@ -196,6 +226,11 @@ class _Matcher:
             loop.owns(number) or inside.isdisjoint(variables(statement.leaves))
             for number, statement in enumerate(recording.statements)
         )
+
+
+def _is_series(loop: Loop) -> bool:
+    """Whether steps depend on earlier ones, and special steps are those without a past."""
+    return loop.in_time and loop.special <= 1 + max(r.depth for r in loop.registers)
 
 
 def _equations(recording: Recording, start: int, size: int, count: int) -> list[tuple[int, ...]]:
@@ -229,17 +264,6 @@ def _equations(recording: Recording, start: int, size: int, count: int) -> list[
             step = -1
         use(eqn.invars, step)
     return [tuple(n for n in numbers if n not in shared) for numbers in by_step]
-
-
-def _longest(forms: Sequence[Any]) -> tuple[int, int]:
-    """Where the longest run of equal forms starts and stops; of equals, the last."""
-    best, first = (0, 0), 0
-    for place in range(1, len(forms) + 1):
-        if place == len(forms) or forms[place] != forms[first]:
-            if place - first >= best[1] - best[0]:
-                best = (first, place)
-            first = place
-    return best
 
 
 def _same_tree(one: Any, other: Any) -> bool:

@@ -1,12 +1,12 @@
 """Find out where the operands of a loop's steps come from, and whether that is so in all steps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from retrodict.graph.loops.equation_kinds import type_of
+from retrodict.graph.loops.equation_kinds import is_dense, type_of
 from retrodict.graph.loops.recording import Atom, Constant, Recording, shape_of, variables
 from retrodict.graph.loops.steps import (
     Loop,
@@ -172,12 +172,14 @@ class OperandSearch:
         # By special step, the results of the template that its own are.
         results: list[dict[Result, Result]] = [{} for _ in self.special]
         for position in range(len(self.template.statements)):
-            entries: list[tuple[int, int, Any]] = []
-            if all(
-                self._agrees(position, step, sources, slices, results[number], entries)
+            found = [
+                self._agreement(position, step, sources, slices, results[number])
                 for number, step in enumerate(self.special)
-            ) and self._enter(entries):
+            ]
+            agreed = [agreement for agreement in found if agreement is not None]
+            if len(agreed) == len(found) and self._enter([e for a in agreed for e in a.entries]):
                 plain.add(position)
+                results = [{**old, **a.results} for old, a in zip(results, agreed, strict=True)]
         return frozenset(plain)
 
     def _enter(self, entries: Sequence[tuple[int, int, Any]]) -> bool:
@@ -192,42 +194,39 @@ class OperandSearch:
             self.inputs[number].entries[step] = entry
         return True
 
-    def _agrees(
+    def _agreement(
         self,
         position: int,
         step: int,
         sources: Sequence[Sequence[Source]],
         slices: Mapping[int, int],
-        results: dict[Result, Result],
-        entries: list[tuple[int, int, Any]],
-    ) -> bool:
-        """Whether a site of a special step is computed as in the template.
-
-        What it takes from outside as one of many is added to `entries`, and which of the results
-        of the template its own are, to `results`.
-        """
-        own, place = self.steps[step], step - self.first
+        results: Mapping[Result, Result],
+    ) -> "_Agreement | None":
+        """How a site of a special step is computed as in the template, if it is."""
+        own, found = self.steps[step], _Agreement([], dict(results))
         rows, others = self.template.rows(position), own.rows(position)
         if len(rows) != len(others):
-            return False
+            return None
         for row, other in zip(rows, others, strict=True):
-            is_equation = row < len(self.template.eqns)
-            if is_equation and self.template.kinds[row] != own.kinds[other]:
-                return False
-            operands = zip(sources[row], own.operands[other], strict=True)
-            for source, atom in operands if row not in slices else list(operands)[:1]:
+            operands = list(zip(sources[row], own.operands[other], strict=False))
+            if row < len(self.template.eqns):
+                eqn = self.recording.eqns[own.eqns[other]]
+                starts = _starts(eqn)
+                if self.template.kinds[row] != own.kinds[other]:
+                    return None
+                if row in slices and starts is not None:
+                    found.entries.append((slices[row], step - self.first, starts))
+                    operands = operands[:1]  # the others say where it starts
+                elif starts != _starts(self.recording.eqns[self.template.eqns[row]]):
+                    return None
+                for number in range(len(eqn.outvars)):
+                    found.results[Result(other, number)] = Result(row, number)
+            for source, atom in operands:
                 if isinstance(source, PerStep) and self._is_entry(source, atom):
-                    entries.append((source.number, place, atom))
-                elif not self._is(source, atom, step, results):
-                    return False
-            if not is_equation:
-                continue
-            number = own.eqns[other]
-            if row in slices:
-                entries.append((slices[row], place, _starts(self.recording.eqns[number])))
-            for n in range(len(self.recording.eqns[number].outvars)):
-                results[Result(other, n)] = Result(row, n)
-        return True
+                    found.entries.append((source.number, step - self.first, atom))
+                elif not self._is(source, atom, step, found.results):
+                    return None
+        return found
 
     def _is_entry(self, source: PerStep, atom: Atom) -> bool:
         last: Any = self.inputs[source.number].entries[-1]
@@ -283,12 +282,22 @@ class OperandSearch:
                 pending += variables(self.recording.eqns[self.recording.origin[var]].invars)
 
 
+class _Agreement(NamedTuple):
+    """How a special step computes a site as the template does.
+
+    Attributes:
+        entries: for inputs, by number, the entry of the step.
+        results: which of the template's results its own are.
+    """
+
+    entries: list[tuple[int, int, Any]]
+    results: dict[Result, Result]
+
+
 def _starts(eqn: JaxprEqn) -> tuple[int, ...] | None:
     """Where an equation that takes a slice starts, if it is one and that is written into it."""
     if eqn.primitive.name == "slice":
-        strides = eqn.params["strides"]
-        dense = strides is None or all(stride == 1 for stride in strides)
-        return tuple(eqn.params["start_indices"]) if dense else None
+        return tuple(eqn.params["start_indices"]) if is_dense(eqn) else None
     literal = all(isinstance(atom, Literal) for atom in eqn.invars[1:])
     if eqn.primitive.name != "dynamic_slice" or not literal:
         return None
