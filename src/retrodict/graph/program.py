@@ -9,7 +9,7 @@ The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), se
 `Evaluation.log_density`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -482,6 +482,10 @@ class _Run(Messenger):
                 "the model has a scan inside a scan. Only one level of time is supported; write "
                 "the inner one as a plate or as a vector event"
             )
+        self._scan(msg)
+
+    def _scan(self, msg: Message) -> None:
+        """Run a scan, with the values of its sites as inputs and outputs of each step."""
         step, init, xs, length, reverse = msg["args"]
         number = len(self.notes.scan_lengths)
         if length is None:
@@ -499,6 +503,26 @@ class _Run(Messenger):
             self.rng_key, scan_key = jax.random.split(self.rng_key)
             step_keys = jax.random.split(scan_key, length)
         step = _masked(step, _stack_above(self))
+
+        body = self._scan_body(number, step)
+        if self.stop_at is not None and self.stop_at[0] == number:
+            self.stop_at[1](_Opened(body, init, xs))
+        carry, (result, carries, ys) = lax.scan(
+            body, init, (step_keys, xs, given, scored_at), length=length, reverse=reverse
+        )
+        for name in (*result.values, *result.deterministic):
+            self._check_new(name)
+        result.carries.update(carries)
+        fields: Iterable[tuple[Any, Any]] = zip(self.result, result, strict=True)
+        for entries, new in fields:
+            entries.update(new)
+        self._end_if_done()
+        msg["value"] = (length, None, carry), (_no_trace(), ys)
+
+    def _scan_body(
+        self, number: int, step: Callable[[Any, Any], tuple[Any, Any]]
+    ) -> Callable[..., tuple[Any, Any]]:
+        """One step of a scan as a function of its carry and inputs."""
 
         def body(
             carry: Any, inputs: Any, keys: Mapping[str, PRNGKeyArray] = NO_KEYS
@@ -520,22 +544,7 @@ class _Run(Messenger):
                 new_carry, y = step(carry, x)
             return new_carry, (handler.result, carry_leaves(number, carry), y)
 
-        if self.stop_at is not None and self.stop_at[0] == number:
-            self.stop_at[1](_Opened(body, init, xs))
-        carry, (result, carries, ys) = lax.scan(
-            body, init, (step_keys, xs, given, scored_at), length=length, reverse=reverse
-        )
-        for name in (*result.values, *result.deterministic):
-            self._check_new(name)
-        self.result.values.update(result.values)
-        self.result.log_density.update(result.log_density)
-        self.result.deterministic.update(result.deterministic)
-        self.result.support_bounds.update(result.support_bounds)
-        self.result.parameters.update(result.parameters)
-        self.result.carries.update(carries)
-        self.result.moments.update(result.moments)
-        self._end_if_done()
-        msg["value"] = (length, None, carry), (_no_trace(), ys)
+        return body
 
 
 def carry_leaves(scan: int, carry: Any) -> dict[CarryKey, Array]:

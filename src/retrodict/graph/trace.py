@@ -80,43 +80,16 @@ def _graph(
         notes: of its inspection.
         loops: the names of the sites in its Python loops, by the site that stands for them.
     """
-    shapes, seen = notes.shapes, notes.seen
-
-    def evaluate(inputs: Mapping[DensityInput, Any]) -> Evaluation:
-        given = {key.site: value for key, value in inputs.items() if not key.scored}
-        scored_at = {key.site: value for key, value in inputs.items() if key.scored}
-        return program.run(None, given, scored_at=scored_at)
-
-    flow = Flow.of(
-        evaluate,
-        {DensityInput(n, scored): s for n, s in shapes.items() for scored in (False, True)},
-    )
-    findings = flow.dependence()
+    findings = _dependence(program, notes)
     densities: Mapping[str, Abstract] = findings.log_density
     steps = {name: names for loop in loops for name, names in loop.items()}
     sites: dict[str, Site] = {}
     guarded = set()
-    for name, found in seen.items():
-        time, observed = found.scan is not None, name in program.observed
-        shift = int(time)
-        axes = tuple(axis.position + shift for axis in found.axes)
-        support, varies = _support(found, findings.support_bounds[name], observed)
+    for name, seen in notes.seen.items():
+        support, varies = _support(seen, findings.support_bounds[name], name in program.observed)
         if varies:
             guarded.add(name)
-        sites[name] = Site(
-            name=name,
-            shape=shapes[name].shape,
-            support=support,
-            plates=tuple(axis.plate for axis in found.axes),
-            observed=observed,
-            time=time,
-            distribution=found.distribution,
-            axes=((0,) if time else ()) + axes,
-            scan=found.scan,
-            steps=steps.get(name, ()),
-            unlike=_unlike(densities[name]),
-            dtype=shapes[name].dtype,
-        )
+        sites[name] = _site(program, notes, name, support, steps.get(name, ()), densities[name])
     edges = tuple(
         Edge(parent, name, _lifted(relations[DensityInput(parent)], sites[name], sites[parent]))
         for name in sites
@@ -127,12 +100,54 @@ def _graph(
     return Graph(
         sites=sites,
         edges=edges,
-        plates={a.plate: a.size for found in seen.values() for a in found.axes},
+        plates={a.plate: a.size for seen in notes.seen.values() for a in seen.axes},
         scan_lengths=tuple(notes.scan_lengths),
         reversed_scans=tuple(notes.reversed_scans),
         carries=_carries(findings.carries, sites),
         program=replace(program, guarded=frozenset(guarded)),
         loops=tuple(loops),
+    )
+
+
+def _dependence(program: Program, notes: Notes) -> Any:
+    """The dependence of all results of a run on the values of sites."""
+
+    def evaluate(inputs: Mapping[DensityInput, Any]) -> Evaluation:
+        given = {key.site: value for key, value in inputs.items() if not key.scored}
+        scored_at = {key.site: value for key, value in inputs.items() if key.scored}
+        return program.run(None, given, scored_at=scored_at)
+
+    inputs = {
+        DensityInput(name, scored): shape
+        for name, shape in notes.shapes.items()
+        for scored in (False, True)
+    }
+    return Flow.of(evaluate, inputs).dependence()
+
+
+def _site(
+    program: Program,
+    notes: Notes,
+    name: str,
+    support: Support,
+    steps: tuple[str, ...],
+    density: Abstract,
+) -> Site:
+    seen, shape = notes.seen[name], notes.shapes[name]
+    time = seen.scan is not None
+    return Site(
+        name=name,
+        shape=shape.shape,
+        support=support,
+        plates=tuple(axis.plate for axis in seen.axes),
+        observed=name in program.observed,
+        time=time,
+        distribution=seen.distribution,
+        axes=((0,) if time else ()) + tuple(axis.position + int(time) for axis in seen.axes),
+        scan=seen.scan,
+        steps=steps,
+        unlike=_unlike(density),
+        dtype=shape.dtype,
     )
 
 

@@ -11,7 +11,7 @@ from jax.extend.core import Literal, Var
 from jaxtyping import Array
 
 from retrodict.graph.loops.equation_kinds import type_of
-from retrodict.graph.loops.recording import Atom, Constant, Recording, apply, variables
+from retrodict.graph.loops.recording import Atom, ConcreteLeaf, Recording, apply, variables
 from retrodict.graph.loops.steps import Slices, Stack
 
 # Windows of so many elements are taken element by element, so that steps stay aligned with each.
@@ -55,7 +55,7 @@ class Environment:
         return [self._value(atom) for atom in atoms]
 
     def _value(self, atom: Any) -> Any:
-        if isinstance(atom, Constant):
+        if isinstance(atom, ConcreteLeaf):
             return atom.value
         if isinstance(atom, Literal):
             return np.asarray(atom.val, type_of(atom)[1])

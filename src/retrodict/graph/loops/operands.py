@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from retrodict.graph.loops.equation_kinds import is_dense, type_of
-from retrodict.graph.loops.recording import Atom, Constant, Recording, shape_of, variables
+from retrodict.graph.loops.recording import Atom, ConcreteLeaf, Recording, shape_of, variables
 from retrodict.graph.loops.steps import (
     Loop,
     Now,
@@ -310,7 +310,7 @@ def same_atom(one: Atom | None, other: Atom | None) -> bool:
     """Whether two operands are the same, or equal numbers."""
     if one is other:
         return True
-    if isinstance(one, Constant) and isinstance(other, Constant):
+    if isinstance(one, ConcreteLeaf) and isinstance(other, ConcreteLeaf):
         a, b = np.asarray(one.value), np.asarray(other.value)
     elif isinstance(one, Literal) and isinstance(other, Literal):
         a, b = np.asarray(one.val), np.asarray(other.val)

@@ -21,13 +21,13 @@ from retrodict.graph.program import Notes, Program
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class ConcreteLeaf:
     """A parameter that is a plain number or array of the model's."""
 
     value: Any
 
 
-Atom: TypeAlias = Var | Literal | Constant
+Atom: TypeAlias = Var | Literal | ConcreteLeaf
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
             site = notes.seen.get(name)
             for leaf in [deterministic[name]] if site is None else jax.tree.leaves(site.fn):
                 is_traced = isinstance(leaf, jax.core.Tracer)
-                concrete.append(None if is_traced else Constant(leaf))
+                concrete.append(None if is_traced else ConcreteLeaf(leaf))
                 if is_traced:
                     traced.append(leaf)
         return traced
@@ -155,7 +155,7 @@ def _owners(
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """The shape of an operand."""
-    aval: Any = atom.value if isinstance(atom, Constant) else atom.aval
+    aval: Any = atom.value if isinstance(atom, ConcreteLeaf) else atom.aval
     return np.shape(aval)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from retrodict.graph.loops.environment import Environment
 from retrodict.graph.loops.operands import same_atom
-from retrodict.graph.loops.recording import Atom, Constant, Recording, apply
+from retrodict.graph.loops.recording import Atom, ConcreteLeaf, Recording, apply
 from retrodict.graph.loops.steps import (
     Loop,
     Now,
@@ -113,7 +113,7 @@ class StepChoice:
         for column, source in enumerate(loop.sources[row]):
             others = (s.statements[position].leaves[column] for s in loop.steps[: loop.special])
             atom = source.atom if isinstance(source, Shared) else None
-            if isinstance(atom, Constant) and all(same_atom(atom, other) for other in others):
+            if isinstance(atom, ConcreteLeaf) and all(same_atom(atom, other) for other in others):
                 leaves[column] = atom.value  # some distributions look at the value
         return leaves
 
