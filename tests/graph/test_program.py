@@ -1,5 +1,9 @@
 """Simulation and densities of a program against NumPyro's own."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,3 +153,30 @@ def test_a_draw_needs_a_key():
     program = rd.trace(CASES["nested"].model, ["y"]).program
     with pytest.raises(KeyError, match="no value for site 'mu'"):
         program.log_density({})
+
+
+PARAMETERS = """
+import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+from retrodict.graph.program import Program
+
+def model():
+    with numpyro.plate("n", 2):
+        numpyro.sample("y", dist.StudentT(jnp.array([3.0, 4.0]), jnp.array([0.0, 1.0]), 2.0))
+
+print([p.tolist() for p in Program(model).run(None, {"y": jnp.zeros(2)}).parameters["y"]])
+"""
+
+
+def test_parameters_have_the_same_order_in_every_process():
+    """NumPyro flattens distributions in an order that depends on Python's hash seed."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PARAMETERS],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in (1, 3)
+    ]
+    assert runs[0] == runs[1]

@@ -556,6 +556,24 @@ def carry_leaves(scan: int, carry: Any) -> dict[CarryKey, Array]:
     }
 
 
+def _ordered_leaves(tree: Any) -> list[Any]:
+    """The arrays of a distribution, in an order that does not change between processes.
+
+    NumPyro flattens a distribution in the order of a set of names, which depends on Python's hash
+    seed.
+    """
+    if not isinstance(tree, dist.Distribution):
+        return [
+            leaf
+            for part in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, dist.Distribution))
+            for leaf in (_ordered_leaves(part) if isinstance(part, dist.Distribution) else [part])
+        ]
+    names = sorted(type(tree).gather_pytree_data_fields())
+    fields = [vars(tree).get(name) for name in names]
+    # A mask that is a plain bool is no array.
+    return [leaf for field in fields if field is not True for leaf in _ordered_leaves(field)]
+
+
 def _parameters(fn: dist.Distribution, batch_shape: tuple[int, ...]) -> list[Array]:
     """The distribution's parameters, each spread over the batch and flattened behind it.
 
