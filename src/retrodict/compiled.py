@@ -1,7 +1,7 @@
-"""A NumPyro model in; trained networks that answer any data set out.
+"""Compile a NumPyro model into amortized inference.
 
-`compile` runs every stage: trace, invert, simulate, train. `Compiled` is what it leaves: the model
-with its inverse and networks, ready to infer, to train on, and to keep in a file.
+`compile` runs every stage: trace, invert, simulate, train, plan. The result is a `Compiled`: the
+model with its inverse and trained networks, which infers, continues training and can be saved.
 """
 
 import time
@@ -44,40 +44,40 @@ from retrodict.training.train import train_network
 
 @dataclass(frozen=True)
 class History:
-    """What happened in training, by network.
+    """The training history of a compiled model.
 
     Attributes:
-        networks: held-out loss of every network over steps, and how its training ended.
+        networks: for each network, its held-out loss over steps and why training stopped.
     """
 
     networks: Mapping[str, NetworkHistory] = field(default_factory=dict)
 
     @property
     def simulated(self) -> int:
-        """Joint draws made."""
+        """Number of joint draws simulated."""
         return sum(h.rejected.simulated for h in self.networks.values())
 
     @property
     def rejected(self) -> dict[tuple[str, str], int]:
-        """Draws dropped, by site and reason."""
+        """Number of draws dropped, by site and reason."""
         total: dict[tuple[str, str], int] = {}
         for history in self.networks.values():
-            for what, number in history.rejected.dropped.items():
-                total[what] = total.get(what, 0) + number
+            for fault, number in history.rejected.dropped.items():
+                total[fault] = total.get(fault, 0) + number
         return total
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A model, compiled.
+    """A compiled model: amortized inference for any data set.
 
     Attributes:
         graph: the model's dependency graph.
-        inverse: the graph turned round.
-        networks: one a distinct factor, by name.
+        inverse: the inverse of the graph.
+        networks: the trained estimators, by name; factors of equal structure share one.
         estimator: the size of the networks.
-        history: of training.
-        plan: the method `auto` uses, and the effective sample size of each candidate.
+        history: the training history.
+        plan: the method that `method="auto"` uses, and the precision of each candidate.
     """
 
     proposal: Proposal
@@ -93,13 +93,22 @@ class Compiled:
 
     @property
     def inverse(self) -> Inverse:
-        """The graph turned round."""
+        """The inverse of the dependency graph."""
         return self.proposal.inverse.surface
 
     def train(
         self, rng_key: PRNGKeyArray, training: Training, *, progress_bar: bool = True
     ) -> "Compiled":
-        """Go on training from where it stood; gives a new `Compiled`."""
+        """Continue training.
+
+        Args:
+            rng_key: determines the synthetic data.
+            training: the schedule; `max_steps` and `max_seconds` count from now.
+            progress_bar: whether to show one.
+
+        Returns:
+            A new `Compiled`; this one is not changed.
+        """
         return _trained(rng_key, self, training, progress_bar)
 
     def save(self, path: str | Path, *, origin: Mapping[str, str | None] | None = None) -> Path:
@@ -128,7 +137,19 @@ class Compiled:
     def propose(
         self, rng_key: PRNGKeyArray, data: Mapping[str, Any], num_samples: int
     ) -> tuple[dict[str, Array], Float[Array, " samples"]]:
-        """Draws from the raw networks, unweighted, and their log q."""
+        """Sample the proposal q(x | y), without weights.
+
+        Args:
+            rng_key: determines the draws.
+            data: site → values, for every observed site.
+            num_samples: number of draws.
+
+        Returns:
+            Latent site → `(num_samples, *shape)`, and log q of each draw, `(num_samples,)`.
+
+        Raises:
+            DataError: the data do not fit the model.
+        """
         checked = check_data(self.proposal.graph, data)
         keys = jax.random.split(rng_key, num_samples)
         samples, log_q = self._propose(self.networks, keys, checked)
@@ -141,7 +162,18 @@ class Compiled:
     def log_prob(
         self, samples: Mapping[str, Any], data: Mapping[str, Any]
     ) -> Float[Array, " samples"]:
-        """log q of draws of all latents, with a leading axis."""
+        """Evaluate log q(x | y) of the proposal.
+
+        Args:
+            samples: latent site → `(num_samples, *shape)`, for every latent site.
+            data: site → values, for every observed site.
+
+        Returns:
+            log q of each draw, `(num_samples,)`.
+
+        Raises:
+            DataError: the data do not fit the model.
+        """
         checked = check_data(self.proposal.graph, data)
         own = {name: samples[name] for name in self.graph.latent}
         latents = jax.tree.map(jnp.asarray, stack_steps(self.proposal.graph, own, axis=1))
@@ -168,23 +200,30 @@ class Compiled:
         model_args: tuple[Any, ...] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
     ) -> Posterior:
-        """A weighted posterior for one data set, its evidence, and a verdict on both.
+        """Infer the weighted posterior of one data set, its evidence and a verdict on both.
 
         Args:
-            rng_key: same key, same answer.
+            rng_key: equal keys give equal results.
             data: site → values, for every observed site.
-            num_particles: K.
-            method: "importance", "smc", "divide", "temper", or "auto": what `plan` found best.
+            num_particles: number of particles K.
+            method: "importance", "smc", "divide" (divide and conquer), "temper", or "auto": the
+                method that `plan` found most precise.
             resampling: "systematic", "stratified", "multinomial", "residual", or a callable.
-            ess_threshold: resample when the effective sample size falls below this part of K; for
-                tempering, the part that stays effective from one temperature to the next.
-            rescue: whether "auto" goes on by tempering if its answer is poor: seconds instead of
-                milliseconds, and the diagnostics say so.
-            model_args, model_kwargs: if the model is to be called otherwise than when it was
-                compiled: another number of plate elements, other fixed covariates.
+            ess_threshold: resample when the effective sample size falls below this share of K; for
+                tempering, the share that stays effective from one temperature to the next.
+            rescue: whether "auto" falls back to tempering if its result is poor. That takes seconds
+                instead of milliseconds, and the diagnostics say so.
+            model_args, model_kwargs: arguments of the model if they differ from those that it was
+                compiled with: another number of plate elements, other fixed covariates.
+
+        Returns:
+            A `Posterior` with `num_particles` weighted particles.
 
         Raises:
             DataError: the data do not fit the model.
+
+        References:
+            Paige & Wood (2016), "Inference networks for sequential Monte Carlo in graphical models".
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
         inference = self._with_fallback(model_args, model_kwargs)
@@ -205,10 +244,23 @@ class Compiled:
         memory: int = 256 * 2**20,
         max_rescues: int = 100,
     ) -> Posterior:
-        """Posteriors of many data sets: as `infer`, with a leading axis on everything.
+        """Infer the posteriors of many data sets; see `infer`.
 
-        Data sets are done together, as many at a time as `memory` bytes allow. Those whose answer
-        is poor are rescued one after the other, `max_rescues` at most.
+        Data sets are processed in batches of as many as `memory` bytes allow. Poor results fall
+        back to tempering one after the other, `max_rescues` at most.
+
+        Args:
+            rng_key, num_particles, method, resampling, ess_threshold, rescue, model_args,
+                model_kwargs: see `infer`.
+            data: site → `(datasets, *shape)`, for every observed site.
+            memory: bytes that one batch may take.
+            max_rescues: largest number of data sets that fall back to tempering.
+
+        Returns:
+            A `Posterior` with a leading axis of data sets.
+
+        Raises:
+            DataError: the data do not fit the model.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
         inference = self._with_fallback(model_args, model_kwargs)
@@ -234,18 +286,35 @@ class Compiled:
         return Inference(self.proposal)
 
     def filter_init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
-        """Start a filter for a model with time, before its first observation.
+        """Start a particle filter, before the first observation.
 
         Latents outside of time are drawn from their prior.
+
+        Args:
+            rng_key: determines these draws.
+            num_particles: number of particles.
+
+        Raises:
+            ValueError: the model has no single scan that alternates latents and observations.
         """
         return self._filter.init(rng_key, num_particles)
 
     def filter_step(
         self, rng_key: PRNGKeyArray, state: FilterState, data: Mapping[str, Any]
     ) -> tuple[FilterState, FilterInfo]:
-        """Take in one step's observations: site → values without the axis of time.
+        """Advance the filter by one step, at constant cost and memory.
 
-        Cost and memory are the same at every step.
+        Args:
+            rng_key: determines this step's draws.
+            state: from `filter_init` or the step before.
+            data: site → this step's values, without the axis of time.
+
+        Returns:
+            The next state, and the effective sample size before the resampling decision with
+            whether it led to resampling.
+
+        Raises:
+            DataError: the data do not fit the model.
         """
         return self._filter.step(self.networks, rng_key, state, data)
 
@@ -266,14 +335,14 @@ def compile(
     training: Training = Training(),  # noqa: B008 (frozen)
     progress_bar: bool = True,
 ) -> Compiled:
-    """Compile a NumPyro model into fast inference: minutes, once, without data.
+    """Compile a NumPyro model into fast inference; it takes minutes, once, and needs no data.
 
     Args:
-        rng_key: same key, same machine, same networks, unless `max_seconds` ends the training.
+        rng_key: equal keys give equal networks on one machine, unless `max_seconds` ends training.
         model: an ordinary NumPyro model.
         observed: names of the sites that will be data.
         model_args, model_kwargs: what to call the model with: sizes and fixed covariates.
-        inverse: how to turn the graph round, see `invert`.
+        inverse: how to invert the dependency graph, see `invert`.
         estimator: size of the networks.
         training: the schedule.
         progress_bar: whether to show one.
