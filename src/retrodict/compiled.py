@@ -223,7 +223,7 @@ class Compiled:
             DataError: the data do not fit the model.
 
         References:
-            Paige & Wood (2016), "Inference networks for sequential Monte Carlo in graphical models".
+            Paige & Wood (2016), sec. 2 and 3.
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
         inference = self._with_fallback(model_args, model_kwargs)
