@@ -38,8 +38,8 @@ def untrained(model, observed, method, **kwargs):
         name: proposal.build(TINY, key(), structures)
         for name, structures in proposal.networks().items()
     }
-    values = CompiledFunction(graph.program.simulate, FAST_COMPILE)(key(1))
-    return proposal, networks, {name: values[name] for name in observed}
+    values = CompiledFunction(proposal.graph.program.simulate, FAST_COMPILE)(key(1))
+    return proposal, networks, {name: values[name] for name in proposal.graph.observed}
 
 
 def series_with_side_latent(steps=4):

@@ -187,8 +187,8 @@ def calibrate(
         calibration", arXiv:1804.06788.
 
     Example:
-        >>> calibration = rd.calibrate(jax.random.key(2), compiled, num_datasets=50)
-        >>> print(calibration.summary())
+        >>> calibration = rd.calibrate(rng_key, compiled, num_datasets=50)  # doctest: +SKIP
+        >>> print(calibration.summary())  # doctest: +SKIP
     """
     if num_datasets < 2 or num_particles < 2:
         raise ValueError(
