@@ -74,7 +74,7 @@ def test_loop_and_scan_give_the_same_evidence():
             training=QUICK, progress_bar=False,
         )  # fmt: skip
     assert loop.inverse.method == "filter"
-    assert len(loop.networks) == 2  # the first step has no past
+    assert len(loop.networks) == 1
     posterior = loop.infer(key(1), dict(zip(names, data, strict=True)), 2000, method="smc")
     assert abs(posterior.log_evidence - exact) < 5 * float(posterior.log_evidence_se)
     scanned = compiled("series").infer(

@@ -62,7 +62,8 @@ def compile_(model=pair, observed=("y",), training=SHORT, seed=0, **kwargs):
 
 def gain_over_prior(compiled, number=2000):
     """Mean of log q(x | y) - log p(x) over new draws, and its standard error."""
-    program, latent = compiled.graph.program, compiled.graph.latent
+    graph = compiled.proposal.graph
+    program, latent = graph.program, graph.latent
 
     def one(key):
         values = program.simulate(key)
