@@ -165,7 +165,7 @@ def _describe(graph: Graph) -> dict[str, Any]:
                 "support": _describe_support(site.support),
                 "observed": site.observed,
                 "time": site.time,
-                "unlike": list(site.unlike),
+                "unlike": list(site.heterogeneous_axes),
             }
             for name, site in graph.sites.items()
         },

@@ -83,15 +83,19 @@ def test_edges_say_how_indices_meet():
 
 
 def test_elements_that_differ_by_constants_are_found():
-    def unlike(name):
+    def heterogeneous(name):
         graph = rd.trace(CASES[name].model, CASES[name].observed)
-        return {site.name: site.unlike for site in graph.sites.values() if site.unlike}
+        return {
+            site.name: site.heterogeneous_axes
+            for site in graph.sites.values()
+            if site.heterogeneous_axes
+        }
 
-    assert unlike("eight_schools") == {"y": (0,)}
-    assert unlike("varying_intercept") == {"y": (0,)}
-    assert unlike("crossed_groups") == {}
-    assert unlike("pumps") == {}
-    assert unlike("backward_scan") == {"x": (0,)}
+    assert heterogeneous("eight_schools") == {"y": (0,)}
+    assert heterogeneous("varying_intercept") == {"y": (0,)}
+    assert heterogeneous("crossed_groups") == {}
+    assert heterogeneous("pumps") == {}
+    assert heterogeneous("backward_scan") == {"x": (0,)}
 
 
 def test_a_moving_support_is_widened_and_guarded():

@@ -146,15 +146,15 @@ def test_special_steps_are_not_confused_with_others():
 
 
 def test_what_differs_from_step_to_step_is_known():
-    def unlike(name):
+    def heterogeneous(name):
         sites = graph_of(CASES[name]).lifted.sites.values()
-        return {site.name: site.unlike for site in sites if site.unlike}
+        return {site.name: site.heterogeneous_axes for site in sites if site.heterogeneous_axes}
 
     # Only the first x has a distribution of its own; all y have the same.
-    assert unlike("first_step_has_a_prior_of_its_own") == {"x_…": (0,)}
-    assert unlike("covariates") == {"x_…": (0,), "y_…": (0,)}
-    assert unlike("states") == {"z_…": (0,)}
-    assert unlike("independent_copies") == {"theta_…": (0,)}
+    assert heterogeneous("first_step_has_a_prior_of_its_own") == {"x_…": (0,)}
+    assert heterogeneous("covariates") == {"x_…": (0,), "y_…": (0,)}
+    assert heterogeneous("states") == {"z_…": (0,)}
+    assert heterogeneous("independent_copies") == {"theta_…": (0,)}
 
 
 def test_elements_of_sites_stay_aligned_with_steps():

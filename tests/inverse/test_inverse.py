@@ -167,7 +167,7 @@ def test_latents_that_nothing_observed_depends_on_are_drawn_last():
         numpyro.sample("y", dist.Normal(a, 1))
 
     inverse = rd.invert(rd.trace(model, ["y"]))
-    assert [(f.latents, set(f.context), f.own) for f in inverse.factors] == [
+    assert [(f.latents, set(f.context), f.from_prior) for f in inverse.factors] == [
         (("a",), {"y"}, False),
         (("b",), {"a"}, True),
         (("c",), {"b"}, True),
@@ -354,7 +354,7 @@ def test_an_observation_of_one_step_informs_a_long_series(method):
     for steps, place in [(9, -1), (500, -1), (500, 250), (500, -2), (500, 1)]:
         graph = rd.trace(chain, ["y"], model_args=(steps, place))
         (factor,) = rd.invert(graph, method).factors
-        assert not factor.own and factor.context == {"x", "y"}
+        assert not factor.from_prior and factor.context == {"x", "y"}
 
 
 def test_steps_of_a_scan_are_drawn_in_one_order():
@@ -408,4 +408,4 @@ def test_what_only_the_last_step_tells_reaches_all_steps(length, method):
         numpyro.sample("y", dist.Normal(last, 1))
 
     (factor,) = rd.invert(rd.trace(chain, ["y"]), method).factors
-    assert "y" in factor.context and not factor.own
+    assert "y" in factor.context and not factor.from_prior

@@ -167,7 +167,7 @@ def contexts(graph, inverse):
     """(latent variables, variables seen) of each copy of each factor, in the order drawn."""
     scope, variables = numbered(graph)
     for factor in inverse.factors:
-        if factor.own:
+        if factor.from_prior:
             continue
         copies, tree = Copies.of(graph, factor), context_tree(graph, factor, {})
         for index in itertools.product(*map(range, copies.sizes)):

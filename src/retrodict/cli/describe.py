@@ -25,7 +25,7 @@ def describe_structure(graph: Graph, inverse: Inverse) -> str:
         context = ", ".join(sorted(factor.context)) or "nothing"
         plates = f" for each of {', '.join(factor.plates)}" if factor.plates else ""
         time = " at every step" if factor.time else ""
-        prior = " (from the prior)" if factor.own else ""
+        prior = " (from the prior)" if factor.from_prior else ""
         lines.append(f"  {', '.join(factor.latents)} given {context}{plates}{time}{prior}")
     return "\n".join(lines)
 
@@ -51,7 +51,7 @@ def structure_record(graph: Graph, inverse: Inverse) -> dict[str, Any]:
                 "context": sorted(factor.context),
                 "plates": list(factor.plates),
                 "time": factor.time,
-                "network": None if factor.own else str(factor.network),
+                "network": None if factor.from_prior else str(factor.network),
             }
             for factor in inverse.factors
         ],

@@ -35,7 +35,7 @@ class CovariateKey(NamedTuple):
 
 def element_covariates(graph: Graph) -> dict[CovariateKey, Array]:
     """Covariates of all sites that have any: index axes first, then features."""
-    by_constants = [site for site in graph.sites.values() if site.unlike]
+    by_constants = [site for site in graph.sites.values() if site.heterogeneous_axes]
     by_parents = [site for site in graph.sites.values() if _has_place(graph, site)]
     if not by_constants and not by_parents:
         return {}

@@ -45,7 +45,7 @@ class Site:
         scan: which scan of the model it lies in, or None.
         steps: for a site that stands for those of a Python loop, `x_0, x_1, …`, their names; its
             first index axis is that of the steps.
-        unlike: index axes (time 0 first, then plates) along which the site's own distribution
+        heterogeneous_axes: index axes (time 0 first, then plates) along which the distribution
             changes with constants of the model, such as a covariate that is a plain argument.
         dtype: of its value.
     """
@@ -60,7 +60,7 @@ class Site:
     axes: tuple[int, ...] = ()
     scan: int | None = None
     steps: tuple[str, ...] = ()
-    unlike: tuple[int, ...] = ()
+    heterogeneous_axes: tuple[int, ...] = ()
     dtype: Any = np.float32
 
     @property

@@ -132,7 +132,7 @@ def _step_site(site: Site, step: int) -> Site:
         axes=tuple(axis - 1 for axis in site.axes[1:]),
         scan=None,
         steps=(),
-        unlike=tuple(axis - 1 for axis in site.unlike if axis),
+        heterogeneous_axes=tuple(axis - 1 for axis in site.heterogeneous_axes if axis),
     )
 
 

@@ -146,7 +146,7 @@ def _site(
         axes=((0,) if time else ()) + tuple(axis.position + int(time) for axis in seen.axes),
         scan=seen.scan,
         steps=steps,
-        unlike=_unlike(density),
+        heterogeneous_axes=_heterogeneous_axes(density),
         dtype=shape.dtype,
     )
 
@@ -190,7 +190,7 @@ def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:
         )
 
 
-def _unlike(density: Abstract) -> tuple[int, ...]:
+def _heterogeneous_axes(density: Abstract) -> tuple[int, ...]:
     """Index axes along which the density changes through constants alone."""
     found = {
         atom.left

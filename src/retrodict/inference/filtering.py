@@ -141,7 +141,7 @@ class StreamingFilter:
     @cached_property
     def _has_fixed_length(self) -> bool:
         """Whether the model has inputs for a fixed number of steps only."""
-        return any(site.time and 0 in site.unlike for site in self.graph.sites.values())
+        return any(site.time and 0 in site.heterogeneous_axes for site in self.graph.sites.values())
 
     def init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
         """The state before the first observation.

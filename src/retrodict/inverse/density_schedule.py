@@ -65,7 +65,7 @@ class DensitySchedule:
 
         Their density and their log q are equal, so that neither is counted.
         """
-        return frozenset(n for f in self.inverse.factors if f.own for n in f.latents)
+        return frozenset(n for f in self.inverse.factors if f.from_prior for n in f.latents)
 
     @cached_property
     def counted(self) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ class Factor:
         time: whether it is repeated in time, one draw a step of a scan.
         backward: in time from the last step to the first.
         inputs: how each site of the context enters.
-        own: drawn from the model's own conditional, for nothing observed depends on it.
+        from_prior: whether it is drawn from the model's conditional, because no observation depends
+            on it.
     """
 
     latents: tuple[str, ...]
@@ -66,7 +67,7 @@ class Factor:
     time: bool = False
     backward: bool = False
     inputs: tuple[Input, ...] = ()
-    own: bool = False
+    from_prior: bool = False
 
 
 def make_factors(graph: Graph, draws: Sequence[Draw], backward: bool) -> tuple[Factor, ...]:
@@ -125,7 +126,7 @@ def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
 
 def _belongs(graph: Graph, block: Sequence[Draw], draw: Draw) -> bool:
     """Whether a node depends on every node of a block, element by element, and is indexed alike."""
-    if draw.own or block[0].own:
+    if draw.from_prior or block[0].from_prior:
         return False
     first, site = graph.sites[block[0].node.site], graph.sites[draw.node.site]
     if (first.plates, first.scan, block[0].node.step) != (site.plates, site.scan, draw.node.step):
@@ -177,7 +178,7 @@ def _factor(
         time=site.time,
         backward=site.time and backward != graph.reversed_scans[site.scan or 0],
         inputs=tuple(inputs),
-        own=copies[0][0].own,
+        from_prior=copies[0][0].from_prior,
     )
 
 

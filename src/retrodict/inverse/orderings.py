@@ -141,4 +141,4 @@ def ancestors(network: Network, nodes: Collection[Node], since: Node | None = No
 
 
 def _own(network: Network, node: Node) -> Draw:
-    return Draw(node, network.parents[node], own=True)
+    return Draw(node, network.parents[node], from_prior=True)

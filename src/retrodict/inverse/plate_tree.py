@@ -9,7 +9,7 @@ from retrodict.inverse.inverse import Inverse
 def divisible(inverse: Inverse) -> bool:
     """Whether the factors form a tree over plates, sampled from the leaves to the root."""
     graph, factors = inverse.graph, inverse.factors
-    if graph.scan_lengths or any(factor.own for factor in factors):
+    if graph.scan_lengths or any(factor.from_prior for factor in factors):
         return False
     return any(f.plates for f in factors) and all(_is_local(graph, factor) for factor in factors)
 

@@ -140,7 +140,8 @@ class Draw:
         among: which of its own elements, drawn before, an element depends on.
         joint: plate axes along which its elements depend on one another.
         descending: its elements are drawn from the last to the first.
-        own: it is drawn from the model's own conditional: nothing observed depends on it.
+        from_prior: whether it is drawn from the model's conditional, because no observation depends
+            on it.
     """
 
     node: Node
@@ -148,7 +149,7 @@ class Draw:
     among: Relation = NOTHING
     joint: frozenset[int] = frozenset()
     descending: bool = False
-    own: bool = False
+    from_prior: bool = False
 
 
 @dataclass

@@ -63,7 +63,7 @@ def inverse_picture(inverse: Inverse) -> Picture:
     for number, factor in enumerate(inverse.factors):
         name = f"factor {number}"
         factors[name] = factor
-        symbol = "p" if factor.own else _subscript("φ", network_numbers[factor.network])
+        symbol = "p" if factor.from_prior else _subscript("φ", network_numbers[factor.network])
         squares.append(DiagramNode(name, symbol, "factor"))
         edges += [_input_edge(entry, name) for entry in factor.inputs]
         edges += [DiagramEdge(name, latent) for latent in factor.latents]

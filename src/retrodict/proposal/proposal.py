@@ -51,11 +51,6 @@ class Stage:
     factors: tuple[Factor, ...]
     scan: int | None = None
 
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Latents drawn from the model's own conditional: their density and log q cancel."""
-        return tuple(name for factor in self.factors if factor.own for name in factor.latents)
-
 
 class StepDraw(NamedTuple):
     """One step of a scan, drawn.
@@ -121,8 +116,8 @@ class Proposal:
             context = ContextTree(factor) if knowledge.sufficient else context
             return EstimatedStructure.of(graph, copies, context, knowledge)
 
-        priors = {f.latents: PriorProposal(graph, f) for f in inverse.factors if f.own}
-        estimated = {f.latents: structure(f) for f in inverse.factors if not f.own}
+        priors = {f.latents: PriorProposal(graph, f) for f in inverse.factors if f.from_prior}
+        estimated = {f.latents: structure(f) for f in inverse.factors if not f.from_prior}
         marginals = {f.latents: estimated[f.latents].marginal() for f in needing_marginals(inverse)}
         stages = _stages(inverse)
         return Proposal(inverse, priors, estimated, marginals, covariates, stages, sample_prior)
@@ -133,8 +128,8 @@ class Proposal:
 
         The inverse must draw in the program's order, as "filter" does.
         """
-        own = tuple(replace(factor, own=True) for factor in inverse.lifted_factors)
-        return Proposal.of(replace(inverse, lifted_factors=own))
+        factors = tuple(replace(factor, from_prior=True) for factor in inverse.lifted_factors)
+        return Proposal.of(replace(inverse, lifted_factors=factors))
 
     @property
     def graph(self) -> Graph:

@@ -78,7 +78,7 @@ def factors(compiled: Compiled) -> str:
         )
         rows.append(
             [
-                Cell(escape("p" if factor.own else symbols[str(factor.network)])),
+                Cell(escape("p" if factor.from_prior else symbols[str(factor.network)])),
                 Cell(", ".join(code(name).html for name in factor.latents)),
                 Cell(", ".join(code(name).html for name in sorted(factor.context)) or "–"),
                 repetitions(compiled.graph, factor),
