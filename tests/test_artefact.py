@@ -15,14 +15,12 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from enum import IntEnum
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -33,10 +31,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from retrodict import artefact
-from retrodict.artefact import DamagedFile, NewerFormat, read, write
+from retrodict.artefact import DamagedFile, NewerFormat, OlderFormat, read, write
 
-PREAMBLE = 208
 LABEL = 96
+CONTENTS = 128
 
 HEADER = {
     "graph": {"sites": ["alpha", "theta"], "γ": None},
@@ -73,14 +71,12 @@ def same_arrays(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 def raw_file(
-    header: bytes, weights: bytes, format_version: int = 1, writer: bytes = b"9.8.7"
+    header: bytes, weights: bytes, format_version: int = 2, writer: bytes = b"9.8.7"
 ) -> bytes:
     """Build a file by the layout in the module's docstring, without using the module."""
     label = b"\x89rd\r\n\x1a\n\0" + struct.pack("<I52s", format_version, writer)
-    label += sha256(label).digest()
-    label += struct.pack("<QQ", len(header), len(weights))
-    label += sha256(header).digest() + sha256(weights).digest()
-    return label + sha256(label).digest() + header + weights
+    contents = struct.pack("<Q", len(header)) + header + weights
+    return label + sha256(label).digest() + sha256(contents).digest() + contents
 
 
 @pytest.fixture
@@ -94,7 +90,7 @@ def small(tmp_path: Path) -> Path:
 def test_round_trip_adds_format_and_versions(small: Path) -> None:
     header, arrays = read(small)
     assert identical(user_keys(header), HEADER)
-    assert header["format"] == artefact.FORMAT == 1
+    assert header["format"] == artefact.FORMAT == 2
     assert header["versions"] == {name: version(name) for name in ("retrodict", "jax", "numpy")}
     assert same_arrays(arrays, ARRAYS)
     assert list(arrays) == sorted(ARRAYS)
@@ -102,16 +98,13 @@ def test_round_trip_adds_format_and_versions(small: Path) -> None:
 
 def test_file_has_the_documented_layout(small: Path) -> None:
     data = small.read_bytes()
-    length = struct.unpack_from("<Q", data, LABEL)[0]
-    header, weights = data[PREAMBLE : PREAMBLE + length], data[PREAMBLE + length :]
+    start = CONTENTS + 8
+    end = start + struct.unpack_from("<Q", data, CONTENTS)[0]
+    header, weights = data[start:end], data[end:]
     assert data == raw_file(header, weights, writer=version("retrodict").encode())
-
-    def refuse(token: str) -> None:
-        raise AssertionError(f"{token} in the file")
-
-    parsed = json.loads(header.decode("utf-8"), parse_constant=refuse)
-    assert parsed["history"]["loss"] == [1.5, -0.0, {"float": "inf"}]
-    assert parsed["format"] == 1
+    parsed = json.loads(header)
+    assert parsed["history"]["loss"] == [1.5, -0.0, math.inf]
+    assert parsed["format"] == 2
     assert same_arrays(safetensors.numpy.load(weights), ARRAYS)
 
 
@@ -125,20 +118,15 @@ def test_accepts_str_and_path_and_returns_the_path(tmp_path: Path) -> None:
 SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 text = st.text(max_size=8)
-keys = text | st.sampled_from(["float", "int", "dict"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | text,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(keys, inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["float", "int", "dict"]), inner, min_size=1, max_size=1)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=3),
     max_leaves=12,
 )
 
 
 @SETTINGS
-@given(header=st.dictionaries(keys, json_values, max_size=4).map(user_keys))
+@given(header=st.dictionaries(text, json_values, max_size=4).map(user_keys))
 def test_header_round_trip(tmp_path_factory: pytest.TempPathFactory, header: dict) -> None:
     path = write(tmp_path_factory.getbasetemp() / "header.rd", header, {})
     assert identical(user_keys(read(path)[0]), header)
@@ -146,25 +134,10 @@ def test_header_round_trip(tmp_path_factory: pytest.TempPathFactory, header: dic
 
 @pytest.mark.parametrize(
     "value",
-    [
-        {"float": "inf"},
-        {"dict": {"float": "nan"}},
-        {"int": "0x10"},
-        {"dict": {"dict": {}}},
-        {"float": 1.0, "int": 2},
-        2**64,
-        -(2**63) - 1,
-        1 << 40_000,  # more decimal digits than Python parses
-        -(1 << 40_000),
-        5e-324,
-        1.7976931348623157e308,
-        -math.inf,
-        math.nan,
-        "\0\u2028é𝔘",
-    ],
-    ids=lambda value: repr(value)[:30] if not isinstance(value, int) else f"{value:#x}"[:12],
+    [2**64, -(2**63) - 1, 5e-324, 1.7976931348623157e308, -math.inf, math.nan, "\0\u2028é𝔘\ud800"],
+    ids=ascii,
 )
-def test_header_values_that_json_cannot_represent(tmp_path: Path, value: object) -> None:
+def test_extreme_header_values_round_trip(tmp_path: Path, value: object) -> None:
     header = {"top": value, "list": [value]}
     assert identical(user_keys(read(write(tmp_path / "x.rd", header, {}))[0]), header)
 
@@ -183,7 +156,6 @@ def test_tuples_become_lists_and_numpy_scalars_python_scalars(tmp_path: Path) ->
         "u64": np.uint64(2**64 - 1),
         "bool": np.bool_(True),
         "str": np.str_("é"),
-        "proxy": MappingProxyType({"a": ()}),
     }
     expected = {
         "pair": [1, [2, 3]],
@@ -193,7 +165,6 @@ def test_tuples_become_lists_and_numpy_scalars_python_scalars(tmp_path: Path) ->
         "u64": 2**64 - 1,
         "bool": True,
         "str": "é",
-        "proxy": {"a": []},
     }
     assert identical(user_keys(read(write(tmp_path / "x.rd", header, {}))[0]), expected)
 
@@ -221,14 +192,9 @@ def test_arrays_round_trip(
     assert same_arrays(read(path)[1], arrays)
 
 
-def every_bit_pattern(dtype: np.dtype) -> np.ndarray:
-    """Return all NaN payloads, infinities, subnormals and zeros of a 16-bit type."""
-    return np.arange(2**16, dtype=np.uint16).view(dtype)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_every_bit_pattern_of_16_bits_round_trips(tmp_path: Path, dtype: type) -> None:
-    arrays = {"x": every_bit_pattern(np.dtype(dtype))}
+def test_every_bit_pattern_of_16_bits_round_trips(tmp_path: Path) -> None:
+    """All NaN payloads, infinities, subnormals and zeros."""
+    arrays = {"x": np.arange(2**16, dtype=np.uint16).view(np.float16)}
     assert same_arrays(read(write(tmp_path / "x.rd", {}, arrays))[1], arrays)
 
 
@@ -271,57 +237,15 @@ def test_equal_contents_give_equal_bytes(tmp_path: Path) -> None:
 # Headers and arrays that cannot be stored
 
 
-class Colour(IntEnum):
-    RED = 1
-
-
-nested: list[Any] = []
-nested.append(nested)
-
-
-@pytest.mark.parametrize(
-    ("header", "where"),
-    [
-        ({"history": {"loss": [1.0, 2.0, 3.0, 1j]}}, r"^history\.loss\[3\] .* complex"),
-        ({"a": [{"b": {1, 2}}]}, r"^a\[0\]\.b .* set"),
-        ({"a": b"bytes"}, "^a .* bytes"),
-        ({"a": np.zeros(3)}, "^a .* ndarray.*among the arrays"),
-        ({"a": np.longdouble(1)}, "^a .* longdouble"),
-        ({"a": np.timedelta64(1, "ns")}, "^a .* timedelta64"),
-        ({"a": np.datetime64(1, "ns")}, "^a .* datetime64"),
-        ({"a": np.complex64(1)}, "^a .* complex64"),
-        ({"a": Colour.RED}, "^a .* Colour"),
-        ({"a": "\ud800"}, r"^a .* '\\ud800'"),
-        ({"a": {"b": {"\udc00": 1}}}, r"^a key of a\.b is '\\udc00'"),
-        ({"a": {3: 1}}, "^a key of a is 3; keys must be"),
-        ({None: 1}, "^a key of the header is None"),
-        ({"a": nested}, r"nested more than 64 deep at a\[0\]\[0\]"),
-        ({"a": object}, "^a .* type"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_unstorable_header_value_is_named(tmp_path: Path, header: Any, where: str) -> None:
-    with pytest.raises(TypeError, match=where):
-        write(tmp_path / "x.rd", header, {})
+@pytest.mark.parametrize("value", [1j, {1, 2}, b"bytes", np.zeros(3), object])
+def test_unstorable_header_value_is_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__):
+        write(tmp_path / "x.rd", {"a": [value]}, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_deepest_header_is_read_deep_in_the_call_stack(tmp_path: Path) -> None:
-    value: Any = 1
-    for _ in range(artefact._MAX_DEPTH):
-        value = [value]
-    path = write(tmp_path / "x.rd", {"a": value}, {})
-
-    def descend(levels: int) -> Any:
-        return descend(levels - 1) if levels else read(path)
-
-    assert user_keys(descend(sys.getrecursionlimit() // 2)[0]) == {"a": value}
-
-
-@pytest.mark.parametrize("key", ["format", "versions"])
-def test_reserved_keys_are_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=f"key '{key}' is reserved; rename it"):
-        write(tmp_path / "x.rd", {key: 1}, {})
+def test_header_that_was_read_can_be_written_again(small: Path, tmp_path: Path) -> None:
+    assert write(tmp_path / "again.rd", *read(small)).read_bytes() == small.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -333,10 +257,8 @@ def test_reserved_keys_are_refused(tmp_path: Path, key: str) -> None:
         (np.zeros(2, np.longdouble), "of dtype float128"),
         (np.zeros(2, "M8[s]"), r"of dtype datetime64\[s\]"),
         (np.zeros(2, [("a", "f4")]), r"of dtype \[\('a', '<f4'\)\]"),
-        (np.zeros(2, ml_dtypes.float8_e4m3fn), "of dtype float8_e4m3fn"),
-        (jax.random.key(0), "of dtype key<fry>"),
-        ([1.0, 2.0], "of type list"),
-        (None, "of type NoneType"),
+        (np.zeros(2, ml_dtypes.bfloat16), "of dtype bfloat16"),
+        (None, "of dtype object"),
     ],
 )
 def test_unstorable_array_is_named(tmp_path: Path, array: Any, finding: str) -> None:
@@ -344,21 +266,6 @@ def test_unstorable_array_is_named(tmp_path: Path, array: Any, finding: str) -> 
     with pytest.raises(TypeError, match=message):
         write(tmp_path / "x.rd", {}, {"a": np.zeros(1), "net/w": array})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("__metadata__", ValueError, "'__metadata__' is reserved by safetensors; rename"),
-        ("a\ud800", TypeError, r"name must be a string of Unicode text, found 'a\\ud800'"),
-        (3, TypeError, "name must be a string of Unicode text, found 3"),
-    ],
-)
-def test_invalid_array_names_are_refused(
-    tmp_path: Path, name: Any, error: type, message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        write(tmp_path / "x.rd", {}, {name: np.zeros(1), "ok": np.zeros(1)})
 
 
 # Damage
@@ -371,7 +278,7 @@ def damage_message(path: Path, data: bytes) -> str:
         read(path)
     message = str(caught.value)
     assert message.startswith(f"{path} is ")
-    assert "opy it again from where it was made" in message
+    assert "opy it again from its source" in message
     return message
 
 
@@ -396,23 +303,20 @@ def test_truncation_at_every_byte_is_detected(small: Path, tmp_path: Path) -> No
         message = damage_message(bad, data[:length])
         if length < 8:
             assert "is not a retrodict file" in message
-        elif length < PREAMBLE:
-            assert f"is damaged: it is truncated after {length} bytes" in message
+        elif length < LABEL:
+            assert "the checksum of its label does not match" in message
         else:
-            assert f"it is truncated after {length} of {len(data)} bytes" in message
+            assert "its checksum does not match, so it was truncated or altered" in message
     bad.write_bytes(data)
     read(bad)
 
 
 def test_every_bit_flip_of_a_small_file_is_detected(small: Path, tmp_path: Path) -> None:
     data = small.read_bytes()
-    header_end = PREAMBLE + struct.unpack_from("<Q", data, LABEL)[0]
     regions = {
         8: "is not a retrodict file: its first bytes are not those of one",
         LABEL: "the checksum of its label does not match",
-        PREAMBLE: "the checksum of its preamble does not match",
-        header_end: "the checksum of its header does not match",
-        len(data): "the checksum of its weights does not match",
+        len(data): "its checksum does not match",
     }
     for bit, message in flip_messages(tmp_path / "bad.rd", data, range(8 * len(data))):
         expected = next(message for end, message in regions.items() if bit // 8 < end)
@@ -435,9 +339,9 @@ def test_truncation_and_random_flips_of_a_large_file_are_detected(tmp_path: Path
 def test_other_kinds_of_damage_are_detected(small: Path, tmp_path: Path) -> None:
     data = small.read_bytes()
     bad = tmp_path / "bad.rd"
-    assert "1 bytes follow its end" in damage_message(bad, data + b"\0")
-    assert f"{len(data)} bytes follow its end" in damage_message(bad, data + data)
-    assert "checksum" in damage_message(bad, data[:PREAMBLE] + data[PREAMBLE:][::-1])
+    assert "checksum" in damage_message(bad, data + b"\0")
+    assert "checksum" in damage_message(bad, data + data)
+    assert "checksum" in damage_message(bad, data[:CONTENTS] + data[CONTENTS:][::-1])
     assert "checksum" in damage_message(bad, data[:300] + bytes(len(data) - 300))
     assert "its first bytes are not those of one" in damage_message(
         bad, data.replace(b"\r\n", b"\n")
@@ -445,10 +349,7 @@ def test_other_kinds_of_damage_are_detected(small: Path, tmp_path: Path) -> None
     assert "its first bytes are not those of one" in damage_message(bad, b"\n" + data)
     # Parts of two files: each has a valid checksum, but in the other file.
     other = write(tmp_path / "other.rd", {**HEADER, "seed": 1}, ARRAYS).read_bytes()
-    assert "truncated" in damage_message(bad, other[:PREAMBLE] + data[PREAMBLE:])
-    assert "checksum of its preamble" in damage_message(
-        bad, data[:LABEL] + bytes(112) + data[PREAMBLE:]
-    )
+    assert "checksum" in damage_message(bad, other[:CONTENTS] + data[CONTENTS:])
 
 
 def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
@@ -471,20 +372,14 @@ def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("sizes", [(2**63, 0), (0, 2**63), (2**64 - 1, 2**64 - 1), (2**40, 5)])
-def test_lengths_beyond_the_file_allocate_nothing(tmp_path: Path, sizes: tuple[int, int]) -> None:
-    """Wrong lengths with valid checksums are refused without allocating memory for them."""
+@pytest.mark.parametrize("length", [3, 2**40, 2**63, 2**64 - 1])
+def test_wrong_length_of_the_header_is_refused(tmp_path: Path, length: int) -> None:
     data = raw_file(b"{}", safetensors.numpy.save({}))
-    preamble = data[:LABEL] + struct.pack("<QQ", *sizes) + data[LABEL + 16 : PREAMBLE - 32]
-    data = preamble + sha256(preamble).digest() + data[PREAMBLE:]
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, hard))
-    try:
-        message = damage_message(tmp_path / "bad.rd", data)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert f"it is truncated after {len(data)} of {PREAMBLE + sum(sizes)} bytes" in message
+    contents = struct.pack("<Q", length) + data[CONTENTS + 8 :]
+    for end in (4, None):
+        digest = sha256(contents[:end]).digest()
+        message = damage_message(tmp_path / "bad.rd", data[:LABEL] + digest + contents[:end])
+        assert "cannot be decoded" in message
 
 
 EMPTY = safetensors.numpy.save({})
@@ -499,11 +394,6 @@ EMPTY = safetensors.numpy.save({})
         (b'{"a": }', EMPTY),
         (b"\xff\xfe{}", EMPTY),
         ('{"a": 1}'.encode("utf-16"), EMPTY),
-        (b'{"a": {"float": "x"}}', EMPTY),
-        (b'{"a": {"float": []}}', EMPTY),
-        (b'{"a": {"int": 3}}', EMPTY),
-        (b'{"a": {"dict": 3}}', EMPTY),
-        (b'{"float": "inf"}', EMPTY),
         (b'{"a": ' + b"1" * 10_000 + b"}", EMPTY),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", EMPTY),
         (b"{}", b""),
@@ -523,50 +413,58 @@ def test_undecodable_contents_with_valid_checksums_are_refused(
 def test_file_built_without_the_module_is_read(tmp_path: Path) -> None:
     """Counterpart of the test above: `raw_file` itself builds valid files."""
     path = tmp_path / "x.rd"
-    path.write_bytes(raw_file(b' {"a": {"float": "-inf"}} ', safetensors.numpy.save(ARRAYS)))
+    path.write_bytes(raw_file(b' {"a": -Infinity} ', safetensors.numpy.save(ARRAYS)))
     header, arrays = read(path)
     assert header == {"a": -math.inf}
     assert same_arrays(arrays, ARRAYS)
 
 
-# Newer formats
+# Other formats
 
 
 @pytest.mark.parametrize("rest", [b"", b"another layout", bytes(1000)])
-@pytest.mark.parametrize("number", [2, 3, 2**32 - 1])
-def test_newer_format_is_refused(tmp_path: Path, number: int, rest: bytes) -> None:
+@pytest.mark.parametrize(
+    ("number", "error", "remedy"),
+    [
+        (3, NewerFormat, "has a newer format: install retrodict 9.8.7 or newer, or compile"),
+        (
+            2**32 - 1,
+            NewerFormat,
+            "has a newer format: install retrodict 9.8.7 or newer, or compile",
+        ),
+        (1, OlderFormat, "has an older format: compile"),
+        (0, OlderFormat, "has an older format: compile"),
+    ],
+)
+def test_another_format_is_refused(
+    tmp_path: Path, number: int, error: type[ValueError], remedy: str, rest: bytes
+) -> None:
     path = tmp_path / "x.rd"
     path.write_bytes(raw_file(b"", b"", number)[:LABEL] + rest)
-    with pytest.raises(NewerFormat) as caught:
+    with pytest.raises(error) as caught:
         read(path)
     assert str(caught.value) == (
         f"{path} was written by retrodict 9.8.7 in format {number}. This is retrodict "
-        f"{version('retrodict')}, which reads format 1. Install retrodict 9.8.7 or newer, or save "
-        "the model again with this version."
+        f"{version('retrodict')}, which reads format 2. The file {remedy} and save the model again "
+        "with this version."
     )
-    assert not isinstance(caught.value, DamagedFile)
 
 
 def test_file_of_a_later_version_of_the_module_is_newer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(artefact, "FORMAT", 2)
+        later.setattr(artefact, "FORMAT", 3)
         path = write(tmp_path / "x.rd", HEADER, ARRAYS)
-        assert read(path)[0]["format"] == 2
-    with pytest.raises(NewerFormat, match=rf"retrodict {version('retrodict')} in format 2"):
+        assert read(path)[0]["format"] == 3
+    with pytest.raises(NewerFormat, match=rf"retrodict {version('retrodict')} in format 3"):
         read(path)
 
 
 def test_damaged_file_of_a_newer_format_is_damaged(tmp_path: Path) -> None:
-    data = raw_file(b"{}", EMPTY, 2)[:LABEL]
+    data = raw_file(b"{}", EMPTY, 3)[:LABEL]
     for bit, message in flip_messages(tmp_path / "bad.rd", data, range(64, 8 * LABEL)):
         assert "the checksum of its label does not match" in message, bit
-
-
-def test_format_zero_does_not_exist(tmp_path: Path) -> None:
-    message = damage_message(tmp_path / "bad.rd", raw_file(b"{}", EMPTY, 0))
-    assert "its label gives format 0, which does not exist" in message
 
 
 # Atomic writes
@@ -612,8 +510,7 @@ def test_failed_write_leaves_the_old_file(
     assert check_complete(old, 1)
     if isinstance(failure, OSError):
         assert str(caught.value) == (
-            "[Errno 5] not saved, nothing was changed: disk on fire; correct this, or use another "
-            f"folder or disk: '{old}'"
+            f"[Errno 5] not saved, nothing was changed: disk on fire: '{old}'"
         )
 
 
@@ -637,17 +534,6 @@ def test_write_that_stops_halfway_changes_nothing(tmp_path: Path, exists: bool) 
         assert check_complete(path, 1)
     else:
         assert list(tmp_path.iterdir()) == []
-
-
-def test_full_disk_error_gives_the_bytes_needed(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    size = old.stat().st_size
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=f"the disk is full; free {size} bytes or use another disk"):
-        write(old, *content(2))
-    assert check_complete(old, 1)
 
 
 @contextmanager
@@ -714,16 +600,12 @@ def test_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
     assert check_complete(path, 1)
 
 
-def test_data_are_synced_before_the_rename_and_the_folder_after(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_are_synced_before_the_rename(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
 
     def logged_fsync(descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        folder = stat.S_ISDIR(status.st_mode)
-        events.append("folder" if folder else f"file of {status.st_size} bytes")
+        events.append(f"file of {os.fstat(descriptor).st_size} bytes")
         fsync(descriptor)
 
     def logged_replace(source: Path, target: Path) -> None:
@@ -734,33 +616,7 @@ def test_data_are_synced_before_the_rename_and_the_folder_after(
     monkeypatch.setattr(os, "fsync", logged_fsync)
     monkeypatch.setattr(os, "replace", logged_replace)
     write(old, *content(2, 3))  # smaller than Python's write buffer
-    assert events == [f"file of {old.stat().st_size} bytes", "replace", "folder"]
-
-
-@pytest.mark.parametrize(
-    ("code", "tolerated"),
-    [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)],
-)
-def test_unsupported_folder_sync_is_tolerated_and_failed_one_reported(
-    old: Path, monkeypatch: pytest.MonkeyPatch, code: int, tolerated: bool
-) -> None:
-    fsync = os.fsync
-
-    def no_folders(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(code, os.strerror(code))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", no_folders)
-    num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    if tolerated:
-        write(old, *content(2))
-    else:
-        with pytest.raises(OSError, match="saved, but the disk did not confirm it") as caught:
-            write(old, *content(2))
-        assert caught.value.errno == code
-    assert len(list(Path("/proc/self/fd").iterdir())) == num_descriptors
-    assert check_complete(old, 2)
+    assert events == [f"file of {old.stat().st_size} bytes", "replace"]
 
 
 def test_concurrent_readers_only_see_complete_files(old: Path) -> None:
@@ -790,23 +646,6 @@ def test_concurrent_readers_only_see_complete_files(old: Path) -> None:
         writer.result()
     assert len(set().union(*(reader.result() for reader in readers))) > 3
     assert [entry.name for entry in old.parent.iterdir()] == [old.name]
-
-
-def test_file_replaced_during_reading_is_read_in_its_old_version(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file is replaced between the reading of the preamble and of the rest."""
-    check = artefact._check_preamble
-
-    def check_then_replace(*args: Any) -> Any:
-        result = check(*args)
-        monkeypatch.undo()
-        write(old, *content(2))
-        return result
-
-    monkeypatch.setattr(artefact, "_check_preamble", check_then_replace)
-    assert read(old)[0]["seed"] == 1
-    assert read(old)[0]["seed"] == 2
 
 
 # Permissions, links and paths
@@ -862,13 +701,10 @@ def test_paths_that_cannot_be_written_are_explained(tmp_path: Path, old: Path) -
         assert "not saved, nothing was changed: " in str(caught.value)
         return str(caught.value)
 
-    missing = tmp_path / "missing" / "x.rd"
-    message = error_message(FileNotFoundError, missing)
-    assert f"the folder {missing.parent} does not exist; create it first" in message
-    message = error_message(IsADirectoryError, tmp_path)
-    assert f"it is a folder; give a file in it, such as {tmp_path / 'model.rd'}" in message
-    message = error_message(NotADirectoryError, old / "x.rd")
-    assert f"{old} is not a folder; give another path" in message
+    message = error_message(FileNotFoundError, tmp_path / "missing" / "x.rd")
+    assert "No such file or directory" in message
+    assert "it is a folder" in error_message(IsADirectoryError, tmp_path)
+    assert "Not a directory" in error_message(NotADirectoryError, old / "x.rd")
     assert check_complete(old, 1)
 
 
@@ -890,7 +726,7 @@ def test_read_only_file_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyPat
     old.chmod(0o444)
     if os.geteuid() == 0:  # root may write every file
         monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
-    with pytest.raises(PermissionError, match="make file and folder writable") as caught:
+    with pytest.raises(PermissionError, match="it is read-only") as caught:
         write(old, *content(2))
     assert caught.value.filename == str(old)
     assert check_complete(old, 1)
@@ -899,7 +735,7 @@ def test_read_only_file_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyPat
 def test_read_only_folder_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", deny_access)
-        with pytest.raises(PermissionError, match="permission is denied; give another path"):
+        with pytest.raises(PermissionError, match="Permission denied"):
             write(old, *content(2))
     assert check_complete(old, 1)
 
@@ -914,10 +750,8 @@ def test_paths_that_cannot_be_read_are_explained(
         assert str(caught.value).endswith(f": '{path}'")
         return str(caught.value)
 
-    assert "no such file; check the path" in error_message(FileNotFoundError, tmp_path / "none.rd")
-    assert "it is a folder; give the path of a file in it" in error_message(
-        IsADirectoryError, tmp_path
-    )
+    assert "No such file" in error_message(FileNotFoundError, tmp_path / "none.rd")
+    assert "Is a directory" in error_message(IsADirectoryError, tmp_path)
     assert "Not a directory" in error_message(NotADirectoryError, old / "x.rd")
     monkeypatch.setattr(Path, "open", deny_access)
-    assert "make the file and its folder readable" in error_message(PermissionError, old)
+    assert "Permission denied" in error_message(PermissionError, old)

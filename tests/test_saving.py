@@ -22,7 +22,7 @@ from retrodict.inference.planning import Plan
 
 SMALL = rd.MADE((8, 8), 2, (8,), Embedding((8,), (8,), 8, 1))
 SHORT = rd.Training(max_steps=8, batch_size=16, dataset_size=128, heldout_size=32)
-LOAD_ERRORS = (rd.DamagedFile, rd.NewerFormat, rd.WrongModel)
+LOAD_ERRORS = (rd.DamagedFile, rd.NewerFormat, rd.OlderFormat, rd.WrongModel)
 
 
 def compile_(model, observed, **kwargs):
@@ -123,7 +123,7 @@ def test_truncated_file_is_refused(schools_file, tmp_path):
     data = schools_file.read_bytes()
     assert len(data) > 10_000
     path = tmp_path / "truncated.rd"
-    for length in {*range(0, len(data), 1000), 1, 207, 208, len(data) - 1}:
+    for length in {*range(0, len(data), 1000), 1, 127, 128, len(data) - 1}:
         path.write_bytes(data[:length])
         assert load_error(path).type is rd.DamagedFile
 
@@ -140,11 +140,17 @@ def test_file_with_a_flipped_bit_is_refused(schools_file, tmp_path):
         assert load_error(path).type is rd.DamagedFile
 
 
-def test_file_of_a_newer_format_is_refused(compiled, tmp_path, monkeypatch):
-    monkeypatch.setattr(artefact, "FORMAT", artefact.FORMAT + 1)
-    path = compiled.save(tmp_path / "newer.rd")
+@pytest.mark.parametrize(
+    ("shift", "error", "message"),
+    [(1, rd.NewerFormat, "newer format: install"), (-1, rd.OlderFormat, "older format: compile")],
+)
+def test_file_of_another_format_is_refused(compiled, tmp_path, monkeypatch, shift, error, message):
+    monkeypatch.setattr(artefact, "FORMAT", artefact.FORMAT + shift)
+    path = compiled.save(tmp_path / "other.rd")
     monkeypatch.undo()
-    assert load_error(path).type is rd.NewerFormat
+    caught = load_error(path)
+    assert caught.type is error
+    assert message in str(caught.value)
 
 
 def test_artefact_without_a_compiled_model_is_refused(tmp_path):
@@ -262,7 +268,6 @@ def test_argument_bound_by_partial_need_not_be_saved(tmp_path):
 
 def test_weights_of_another_shape_are_refused(compiled, schools_file, tmp_path):
     header, arrays = artefact.read(schools_file)
-    header = {k: v for k, v in header.items() if k not in ("format", "versions")}
     header["estimator"]["hidden"] = [16, 16]
     path = artefact.write(tmp_path / "other.rd", header, arrays)
     assert "compile again" in str(load_error(path).value)

@@ -4,7 +4,7 @@ An implementation of, and beyond, "Inference Networks for Sequential Monte Carlo
 Models" (Paige & Wood, ICML 2016).
 """
 
-from retrodict.artefact import DamagedFile, NewerFormat
+from retrodict.artefact import DamagedFile, NewerFormat, OlderFormat
 from retrodict.compiled import Compiled, History, compile, load
 from retrodict.errors import DataError, UnsupportedModel
 from retrodict.estimators.conditional import MADE
@@ -28,6 +28,7 @@ __all__ = [
     "History",
     "Inverse",
     "NewerFormat",
+    "OlderFormat",
     "Posterior",
     "Site",
     "Training",

@@ -371,7 +371,7 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
     Raises:
         DamagedFile: the file is not a retrodict file, is damaged, or was saved with another
             floating-point precision of JAX.
-        NewerFormat: the file was written by a newer version of retrodict.
+        NewerFormat, OlderFormat: the file was written by another version of retrodict.
         WrongModel: the model has another graph than the one that was compiled.
         OSError: the file cannot be read.
     """

@@ -8,6 +8,7 @@ import importlib
 import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,7 +257,8 @@ def _check_replaceable(path: Path, force: bool) -> None:
     if force or not path.exists():
         return
     try:
-        artefact.read(path)
+        with suppress(artefact.OlderFormat):  # compiling again is what its message asks for
+            artefact.read(path)
     except artefact.DamagedFile as error:
         message = f"{path} exists and is not a compiled model; --force replaces it"
         raise InputError(message) from error

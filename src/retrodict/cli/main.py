@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from retrodict._xla.cache import enable_compilation_cache
-from retrodict.artefact import DamagedFile, NewerFormat
+from retrodict.artefact import DamagedFile, NewerFormat, OlderFormat
 from retrodict.cli.arguments import build_parser
 from retrodict.cli.commands import COMMANDS
 from retrodict.cli.modelfiles import find_error_line
@@ -26,7 +26,7 @@ from retrodict.saving import WrongModel
 INVALID_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 3, 130
 _INPUT_ERRORS = (
     *(InputError, DataError, UnsupportedModel, WrongModel),
-    *(DamagedFile, NewerFormat, OSError),
+    *(DamagedFile, NewerFormat, OlderFormat, OSError),
 )
 
 
