@@ -140,7 +140,7 @@ def _trace(
 
 def _check_sites(program: Program, expected: Mapping[str, Any], path: str | Path) -> None:
     try:
-        _, sites, _ = program.inspect()
+        sites = program.inspect()[1].sites
     except Exception as error:
         # The model is the caller's code and may not be the expected one: it may raise anything.
         raise WrongModel(

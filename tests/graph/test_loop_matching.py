@@ -13,8 +13,8 @@ from retrodict.graph.program import Program
 
 
 def loops_of(model, observed=()):
-    program, _, notes = Program(model, observed=frozenset(observed)).inspect()
-    return find_loops(record(program, notes.shapes), observed)
+    program, structure = Program(model, observed=frozenset(observed)).inspect()
+    return find_loops(record(program, structure.shapes), observed)
 
 
 def only(model):
@@ -176,5 +176,5 @@ def test_what_is_computed_once_is_no_part_of_a_step():
 
 def test_a_model_whose_distributions_cannot_be_rebuilt_is_not_recorded():
     model = CASES["distribution_with_more_than_parameters"].model
-    program, _, notes = Program(model).inspect()
-    assert record(program, notes.shapes) is None
+    program, structure = Program(model).inspect()
+    assert record(program, structure.shapes) is None

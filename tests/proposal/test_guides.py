@@ -26,7 +26,7 @@ from retrodict.estimators.scalar_bijections import (
     constrain,
     match_gaussian,
 )
-from retrodict.graph.program import CarryKey
+from retrodict.graph.evaluation import CarryKey
 from retrodict.inference.methods import Inference
 from retrodict.proposal.linear_guide import LinearGuide
 from retrodict.proposal.proposal import Proposal

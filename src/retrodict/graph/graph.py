@@ -1,9 +1,9 @@
-"""The lifted dependency graph of a model: sites, index axes, and how indices are related.
+"""The lifted dependency graph of a model: sites, index axes, and relations between indices.
 
-A random variable is one element of a sample site: a plate index, a time step. The graph keeps one
-node a site, and on every edge the relation between the indices of child and parent (see
-`index_relations`): `same`, `lag`, a constant `map`, or `all`. `Graph.unroll` writes it out.
-Paige & Wood (2016), sec. 2: PA(x_i).
+A random variable is one element of a sample site: a plate index, a time step. The graph has one
+node per site, and on every edge the relation between the indices of child and parent (see
+`index_relations`): `same`, `lag`, a constant `map`, or `all`. `Graph.unroll` gives the graph over
+random variables. Paige & Wood (2016), sec. 2: PA(x_i).
 """
 
 import itertools
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpyro.distributions import constraints
 
+from retrodict.graph.evaluation import CarryKey
 from retrodict.graph.index_atoms import Atom, Table
 from retrodict.graph.index_relations import Index, Relation
-from retrodict.graph.program import CarryKey, Program
+from retrodict.graph.program import Program
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -85,7 +86,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Carry:
-    """One array that the steps of a scan pass on: what a step knows of the past.
+    """One array that the steps of a scan pass on: the memory of a step.
 
     Attributes:
         key: which leaf of which scan's carry.
@@ -107,12 +108,12 @@ class Edge:
     relation: Relation
 
     def kinds(self) -> frozenset[str]:
-        """How the parent's axes are tied to the child's: `same`, `lag`, `window`, `map`, `all`."""
-        words = set()
+        """How the parent's axes relate to the child's: `same`, `lag`, `window`, `map`, `all`."""
+        kinds = set()
         for term in self.relation.terms:
-            tied = {a.right: a for a in term if a.left is not None and a.right is not None}
-            words |= {_kind(tied.get(axis)) for axis in self.relation.right}
-        return frozenset(words or {"same"})
+            atoms = {a.right: a for a in term if a.left is not None and a.right is not None}
+            kinds |= {_kind(atoms.get(axis)) for axis in self.relation.right}
+        return frozenset(kinds or {"same"})
 
 
 def _kind(atom: Atom | None) -> str:
@@ -125,7 +126,7 @@ def _kind(atom: Atom | None) -> str:
     return "window"
 
 
-_MOST_EDGES = 5_000_000
+_MAX_UNROLLED = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Graph:
     """The lifted dependency graph of a model; sites are in program order.
 
     A model with Python loops over numbered sites has two: one with the user's sites, and one in
-    which the sites of a loop are one site, in a scan or a plate (`lifted`). All work is done on the
+    which the sites of a loop are one site, in a scan or a plate (`lifted`). Inference uses the
     second.
 
     Attributes:
@@ -184,17 +185,17 @@ class Graph:
 
     @cached_property
     def _by_child(self) -> Mapping[str, Mapping[str, Edge]]:
-        found: dict[str, dict[str, Edge]] = {name: {} for name in self.sites}
+        edges: dict[str, dict[str, Edge]] = {name: {} for name in self.sites}
         for edge in self.edges:
-            found[edge.child][edge.parent] = edge
-        return found
+            edges[edge.child][edge.parent] = edge
+        return edges
 
     def parents(self, child: str) -> Mapping[str, Edge]:
         """The edges into a site, by parent."""
         return self._by_child[child]
 
     def unroll(self) -> "nx.DiGraph[str]":
-        """The plain directed network over random variables, for small instances."""
+        """The directed graph over random variables, for small instances."""
         import networkx as nx  # slow to import
 
         self.check_unrollable()
@@ -210,15 +211,15 @@ class Graph:
         return network
 
     def check_unrollable(self) -> None:
-        """Refuse to write out what would not fit."""
+        """Refuse a graph with too many variables and edges to unroll."""
         size = sum(float(np.prod(site.index_shape)) for site in self.sites.values())
         for edge in self.edges:
             shape = self.sites[edge.child].index_shape
             size += float(np.prod(shape)) * edge.relation.multiplicity
-        if size > _MOST_EDGES:
+        if size > _MAX_UNROLLED:
             raise ValueError(
                 f"unrolled, this graph has about {size:.2g} variables and edges, more than the "
-                f"{_MOST_EDGES:.2g} that are reasonable. Unroll a smaller instance of the model "
+                f"{_MAX_UNROLLED:.2g} that are reasonable. Unroll a smaller instance of the model "
                 "(fewer plate elements, fewer steps); the structure is the same"
             )
 

@@ -1,8 +1,4 @@
-"""A distribution in; the mean and variance of each entry of its value out, where it has them.
-
-Without them, or with a mean that is no mean of numbers (a simplex has one, a draw of indices has
-not), entries are NaN: whoever asks must be able to do without.
-"""
+"""Mean and variance of each entry of a distribution's value; NaN where they are not defined."""
 
 from typing import NamedTuple
 
@@ -12,7 +8,7 @@ from jaxtyping import Array, Float
 
 from retrodict.graph.stacked_distribution import Stacked
 
-# An entry that is masked out says nothing, however far it lies from its mean.
+# The variance of a masked entry, which carries no information.
 NO_INFORMATION = 1e30
 
 
@@ -24,22 +20,22 @@ class Moments(NamedTuple):
 
 
 def moments(fn: dist.Distribution, sample_shape: tuple[int, ...] = ()) -> Moments:
-    """Mean and variance of a distribution's entries; NaN where they are not known."""
+    """Mean and variance of a distribution's entries; NaN where they are not defined."""
     if isinstance(fn, Stacked):
         copies: Moments = fn.each(lambda one: moments(one, sample_shape))
         return Moments(*(jnp.moveaxis(part, 0, len(sample_shape)) for part in copies))
     shape = fn.shape(sample_shape)
     try:
         mean, variance = jnp.asarray(fn.mean, float), jnp.asarray(fn.variance, float)
-        found = Moments(jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape))
+        entries = Moments(jnp.broadcast_to(mean, shape), jnp.broadcast_to(variance, shape))
     except (NotImplementedError, AttributeError, TypeError, ValueError):
         unknown = jnp.full(shape, jnp.nan)
         return Moments(unknown, unknown)
     mask = _mask(fn)
     if mask is None:
-        return found
+        return entries
     batch = jnp.reshape(mask, (*jnp.shape(mask), *(1 for _ in fn.event_shape)))
-    return found._replace(variance=jnp.where(batch, found.variance, NO_INFORMATION))
+    return entries._replace(variance=jnp.where(batch, entries.variance, NO_INFORMATION))
 
 
 def _mask(fn: dist.Distribution) -> Array | None:

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE
+from retrodict.graph.evaluation import CarryKey
 from retrodict.graph.graph import Graph, Site
-from retrodict.graph.program import CarryKey
 
 REASONS = ("not finite", "integer overflow", "underflow", "zero density")
 
@@ -45,19 +45,19 @@ PriorSampler: TypeAlias = Callable[[PRNGKeyArray], JointDraws]
 def fault_code(graph: Graph, values: dict[str, Array], density: dict[str, Array]) -> Int[Array, ""]:
     """The fault of a draw: 0 for none, else 1 + site · len(REASONS) + reason.
 
-    Sites are counted as the user has them. Of several faults it is the first in program order: the
-    others may follow from it.
+    Sites are numbered as in the user's model. Of several faults it is the first in program order,
+    which may have caused the others.
     """
     loops = {name: loop for loop in graph.loops for name in loop}
     flags, done = [], set[str]()
     for name in graph.sites:
         if name in done:
             continue
-        # Sites of a loop take turns.
+        # The sites of a loop alternate in program order.
         together = [other for other in loops.get(name, (name,)) if other in graph.sites]
         done.update(together)
-        own = [_flags(graph.sites[n], values[n], density[n]) for n in together]
-        flags.append(jnp.stack(own, -2).reshape(-1, len(REASONS)))
+        by_site = [_flags(graph.sites[n], values[n], density[n]) for n in together]
+        flags.append(jnp.stack(by_site, -2).reshape(-1, len(REASONS)))
     wrong = jnp.concatenate(flags).ravel()
     return jnp.where(jnp.any(wrong), 1 + jnp.argmax(wrong), 0).astype(jnp.int32)
 
@@ -79,7 +79,7 @@ def _flags(site: Site, value: Array, density: Array) -> Bool[Array, "*steps reas
 def _bad_entries(support: Any, value: Array) -> tuple[Array | None, Array | None, Array | None]:
     """Which entries are not finite, are integers beyond their type, are rounded to a bound.
 
-    None where that cannot be: XLA would take long to find it out.
+    None where that is impossible, which saves XLA the time to find out.
     """
     lower, upper = _bounds(support)
     if jnp.issubdtype(value.dtype, jnp.floating):
@@ -99,7 +99,7 @@ def _bad_entries(support: Any, value: Array) -> tuple[Array | None, Array | None
 
 
 def _bounds(support: Any) -> tuple[Any, Any]:
-    """The numbers between which values lie, infinite where the support has none."""
+    """Lower and upper bound of a support, infinite where it has none."""
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
     lower, upper = (getattr(support, f"{end}_bound", None) for end in ("lower", "upper"))
@@ -123,23 +123,23 @@ def prior_sampler(graph: Graph) -> PriorSampler:
 
 
 def generator(rng_key: PRNGKeyArray) -> np.random.Generator:
-    """NumPy's generator from a key: JAX compiles a program for every shape that it splits into."""
+    """A NumPy generator from a key: splitting in JAX compiles one program per shape."""
     return np.random.default_rng(np.ravel(np.asarray(jax.random.key_data(rng_key))))
 
 
 def fresh_keys(rng: np.random.Generator, number: int, like: PRNGKeyArray) -> PRNGKeyArray:
-    """So many random keys, of the kind of another."""
+    """A number of random keys, with the implementation of `like`."""
     shape = (number, *jax.random.key_data(like).shape)
     words: Any = rng.integers(0, 2**32, shape, np.uint32)
-    made: Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
-    return made
+    keys: Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+    return keys
 
 
 def at_once(each: int) -> int:
-    """How many draws of so many bytes are made at a time."""
+    """The number of draws per chunk, for draws of `each` bytes."""
     return int(np.clip(CHUNK_BYTES // max(each, 1), 1, CHUNK))
 
 
 def usual_number(graph: Graph) -> int:
-    """How many draws are made at a time where nothing but their values counts."""
+    """The number of draws per chunk by the size of the sites' values."""
     return at_once(sum(4 * int(np.prod(site.shape)) for site in graph.sites.values()))

@@ -1,13 +1,12 @@
 """Read the lifted dependency graph of a NumPyro model, without drawing anything.
 
-Python loops over numbered sites are lifted into scans and plates first. Then the densities of all
-sites, as functions of all values, are interpreted by `jaxpr_dependence`; what each depends on,
-element by element, becomes the edges. Supports that move with other sites are widened to fixed
-ones.
+Python loops over numbered sites are lifted into scans and plates first. Then `jaxpr_dependence`
+interprets the densities of all sites as functions of all values: the dependence of each density,
+element by element, gives the edges. Supports that depend on other sites are widened to fixed ones.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,13 +15,14 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from retrodict.errors import UnsupportedModel
+from retrodict.graph.evaluation import CarryKey, Evaluation, ModelStructure, SiteRecord
 from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
 from retrodict.graph.index_atoms import Window
 from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
 from retrodict.graph.loops.lifting import lift
 from retrodict.graph.primitive_rules import Abstract
-from retrodict.graph.program import CarryKey, Evaluation, Notes, Program, Seen
+from retrodict.graph.program import Program
 
 
 def trace(
@@ -54,13 +54,13 @@ def trace(
     if isinstance(observed, str):
         observed = (observed,)
     program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
-    program, seen, notes = program.inspect()
-    _check_observed(observed, seen)
-    lifted = lift(program, notes)
+    program, structure = program.inspect()
+    _check_observed(observed, structure.sites)
+    lifted = lift(program, structure)
     if not lifted.loops:
-        return _graph(program, notes)
-    inner, _, inner_notes = lifted.program.inspect()
-    return replace(_graph(inner, inner_notes, lifted.loops), user_program=program).surface
+        return _graph(program, structure)
+    graph = _graph(*lifted.program.inspect(), lifted.loops)
+    return replace(graph, user_program=program).surface
 
 
 class DensityInput(NamedTuple):
@@ -71,25 +71,28 @@ class DensityInput(NamedTuple):
 
 
 def _graph(
-    program: Program, notes: Notes, loops: Sequence[Mapping[str, tuple[str, ...]]] = ()
+    program: Program,
+    structure: ModelStructure,
+    loops: Sequence[Mapping[str, tuple[str, ...]]] = (),
 ) -> Graph:
     """The graph of a model whose sites have been inspected.
 
     Args:
         program: the model.
-        notes: of its inspection.
+        structure: from its inspection.
         loops: the names of the sites in its Python loops, by the site that stands for them.
     """
-    findings = _dependence(program, notes)
-    densities: Mapping[str, Abstract] = findings.log_density
+    evaluation = _dependence(program, structure)
+    densities: Mapping[str, Abstract] = evaluation.log_density
     steps = {name: names for loop in loops for name, names in loop.items()}
     sites: dict[str, Site] = {}
     guarded = set()
-    for name, seen in notes.seen.items():
-        support, varies = _support(seen, findings.support_bounds[name], name in program.observed)
-        if varies:
+    for name, record in structure.sites.items():
+        bounds = evaluation.support_bounds[name]
+        support, widened = _support(record, bounds, name in program.observed)
+        if widened:
             guarded.add(name)
-        sites[name] = _site(program, notes, name, support, steps.get(name, ()), densities[name])
+        sites[name] = _site(program, structure, name, support, steps.get(name, ()), densities[name])
     edges = tuple(
         Edge(parent, name, _lifted(relations[DensityInput(parent)], sites[name], sites[parent]))
         for name in sites
@@ -100,26 +103,26 @@ def _graph(
     return Graph(
         sites=sites,
         edges=edges,
-        plates={a.plate: a.size for seen in notes.seen.values() for a in seen.axes},
-        scan_lengths=tuple(notes.scan_lengths),
-        reversed_scans=tuple(notes.reversed_scans),
-        carries=_carries(findings.carries, sites),
+        plates={a.plate: a.size for record in structure.sites.values() for a in record.axes},
+        scan_lengths=tuple(structure.scan_lengths),
+        reversed_scans=tuple(structure.reversed_scans),
+        carries=_carries(evaluation.carries, sites),
         program=replace(program, guarded=frozenset(guarded)),
         loops=tuple(loops),
     )
 
 
-def _dependence(program: Program, notes: Notes) -> Any:
+def _dependence(program: Program, structure: ModelStructure) -> Any:
     """The dependence of all results of a run on the values of sites."""
 
     def evaluate(inputs: Mapping[DensityInput, Any]) -> Evaluation:
-        given = {key.site: value for key, value in inputs.items() if not key.scored}
+        values = {key.site: value for key, value in inputs.items() if not key.scored}
         scored_at = {key.site: value for key, value in inputs.items() if key.scored}
-        return program.run(None, given, scored_at=scored_at)
+        return program.run(None, values, scored_at=scored_at)
 
     inputs = {
         DensityInput(name, scored): shape
-        for name, shape in notes.shapes.items()
+        for name, shape in structure.shapes.items()
         for scored in (False, True)
     }
     return Flow.of(evaluate, inputs).dependence()
@@ -127,24 +130,24 @@ def _dependence(program: Program, notes: Notes) -> Any:
 
 def _site(
     program: Program,
-    notes: Notes,
+    structure: ModelStructure,
     name: str,
     support: Support,
     steps: tuple[str, ...],
     density: Abstract,
 ) -> Site:
-    seen, shape = notes.seen[name], notes.shapes[name]
-    time = seen.scan is not None
+    record, shape = structure.sites[name], structure.shapes[name]
+    time = record.scan is not None
     return Site(
         name=name,
         shape=shape.shape,
         support=support,
-        plates=tuple(axis.plate for axis in seen.axes),
+        plates=tuple(axis.plate for axis in record.axes),
         observed=name in program.observed,
         time=time,
-        distribution=seen.distribution,
-        axes=((0,) if time else ()) + tuple(axis.position + int(time) for axis in seen.axes),
-        scan=seen.scan,
+        distribution=record.distribution,
+        axes=((0,) if time else ()) + tuple(axis.position + int(time) for axis in record.axes),
+        scan=record.scan,
         steps=steps,
         heterogeneous_axes=_heterogeneous_axes(density),
         dtype=shape.dtype,
@@ -171,28 +174,28 @@ def _carries(leaves: Mapping[CarryKey, Abstract], sites: Mapping[str, Site]) -> 
     return tuple(carries)
 
 
-def _check_observed(observed: Sequence[str], seen: Mapping[str, Seen]) -> None:
-    unknown = [name for name in observed if name not in seen]
+def _check_observed(observed: Sequence[str], sites: Mapping[str, SiteRecord]) -> None:
+    unknown = [name for name in observed if name not in sites]
     if unknown:
         raise UnsupportedModel(
             f"observed names {unknown[0]!r}, which is not a sample site of the model. Its sample "
-            f"sites are: {', '.join(seen)}"
+            f"sites are: {', '.join(sites)}"
         )
     if not observed:
         raise UnsupportedModel(
             "observed is empty: there is nothing to condition on. Name the sites that are data, "
-            f"out of: {', '.join(seen)}"
+            f"out of: {', '.join(sites)}"
         )
-    if len(set(observed)) == len(seen):
+    if len(set(observed)) == len(sites):
         raise UnsupportedModel(
             "every site of the model is observed, so there is nothing to infer. Leave at least one "
-            f"of these unobserved: {', '.join(seen)}"
+            f"of these unobserved: {', '.join(sites)}"
         )
 
 
 def _heterogeneous_axes(density: Abstract) -> tuple[int, ...]:
     """Index axes along which the density changes through constants alone."""
-    found = {
+    axes = {
         atom.left
         for source, relation in density.dependence.sources.items()
         if isinstance(source, Constant)
@@ -200,29 +203,31 @@ def _heterogeneous_axes(density: Abstract) -> tuple[int, ...]:
         for atom in term
         if atom.left is not None and atom.right is not None
     }
-    return tuple(sorted(found))
+    return tuple(sorted(axes))
 
 
 def _lifted(relation: Relation, child: Site, parent: Site) -> Relation:
-    """A relation between index axes alone: coordinates of one variable go together."""
+    """The relation between index axes: coordinates of one variable are not distinguished."""
     lifted = relation.move(right={axis: number for number, axis in enumerate(parent.axes)})
     return Relation.identity(child.index_shape).compose(lifted).unbounded()
 
 
-def _support(found: Seen, bounds: Sequence[Abstract], observed: bool) -> tuple[Support, bool]:
-    """The support with concrete bounds, and whether it had to be widened to have any."""
+def _support(
+    record: SiteRecord, bounds: Sequence[Abstract], observed: bool
+) -> tuple[Support, bool]:
+    """The support with concrete bounds, and whether it is wider than the model's."""
     leaves = [
         None if any(not isinstance(s, Constant) for s in b.dependence.sources) else b.value
         for b in bounds
     ]
     if all(leaf is not None for leaf in leaves):
-        concrete = [_common(leaf, found) for leaf in leaves]
-        support: Support = jax.tree.unflatten(jax.tree.structure(found.support), concrete)
+        concrete = [_common(leaf) for leaf in leaves]
+        support: Support = jax.tree.unflatten(jax.tree.structure(record.support), concrete)
         return support, False
-    return _wider(found, iter(leaves), observed), True
+    return _wider(record, leaves, observed), True
 
 
-def _common(bound: Any, found: Seen) -> Any:
+def _common(bound: Any) -> Any:
     """One number where all elements have the same bound, else the array of bounds."""
     array = np.asarray(bound)
     if array.size and np.all(array == array.flat[0]):
@@ -230,12 +235,12 @@ def _common(bound: Any, found: Seen) -> Any:
     return array
 
 
-def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
-    constraint, depth = found.support, 0
+def _wider(record: SiteRecord, leaves: Sequence[Any], observed: bool) -> Support:
+    constraint, depth = record.support, 0
     while isinstance(constraint, constraints.independent):
         depth += constraint.reinterpreted_batch_ndims
         constraint = constraint.base_constraint
-    bounds = [None if leaf is None else _common(leaf, found) for leaf in leaves]
+    bounds = [None if leaf is None else _common(leaf) for leaf in leaves]
     wider: Support
     match constraint, bounds:
         case constraints.integer_interval(), [low, _] if low is not None:
@@ -255,7 +260,7 @@ def _wider(found: Seen, leaves: Iterator[Any], observed: bool) -> Support:
             depth = 0
         case _:
             raise UnsupportedModel(
-                f"the support of latent site '{found.name}' ({found.distribution}) depends on "
+                f"the support of latent site '{record.name}' ({record.distribution}) depends on "
                 "other sites in a way that has no fixed hull. Give it fixed bounds, or "
                 "reparameterise it on a fixed support and transform"
             )

@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Int
 
 from retrodict.estimators.encoders import Context, Elements
 from retrodict.graph.element_covariates import CovariateKey
+from retrodict.graph.evaluation import CarryKey
 from retrodict.graph.index_atoms import Atom, Table, Window, mean_number, satisfied
 from retrodict.graph.index_relations import Relation
-from retrodict.graph.program import CarryKey
 from retrodict.proposal.scope import Scope
 
 Position: TypeAlias = Int[Array, ""]

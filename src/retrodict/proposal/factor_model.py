@@ -17,10 +17,10 @@ from jaxtyping import Array, Float
 
 from retrodict.estimators.analytic.family import ConditionalMoments, ConditionalTarget
 from retrodict.estimators.coordinates import coordinate_table
+from retrodict.graph.evaluation import Evaluation, Expect
 from retrodict.graph.graph import Edge, Graph, Site
 from retrodict.graph.index_atoms import Table, Window
 from retrodict.graph.moments import NO_INFORMATION
-from retrodict.graph.program import Evaluation, Expect
 from retrodict.inverse.factors import Factor
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.scope import Scope, carry_at

@@ -19,9 +19,9 @@ from retrodict._xla.scan import scan
 from retrodict.estimators.conditional import MADE
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.element_covariates import CovariateKey, element_covariates
+from retrodict.graph.evaluation import CarryKey, Evaluation
 from retrodict.graph.graph import Graph
 from retrodict.graph.prior_draws import PriorSampler, prior_sampler
-from retrodict.graph.program import CarryKey, Evaluation
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals

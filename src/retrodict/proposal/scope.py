@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from retrodict.graph.element_covariates import CovariateKey
-from retrodict.graph.program import CarryKey, Program, carry_leaves
+from retrodict.graph.evaluation import CarryKey
+from retrodict.graph.model_handler import carry_leaves
+from retrodict.graph.program import Program
 from retrodict.types import Values
 
 NOTHING: Mapping[Any, Array] = {}

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from retrodict.graph.evaluation import ModelStructure
 from retrodict.graph.loops.lifted_model import LiftedModel
 from retrodict.graph.loops.matching import find_loops, numbered
 from retrodict.graph.loops.recording import record
 from retrodict.graph.loops.steps import Loop
-from retrodict.graph.program import Notes, Program
+from retrodict.graph.program import Program
 
 
 class Lifted(NamedTuple):
@@ -23,15 +24,15 @@ class Lifted(NamedTuple):
     loops: tuple[Mapping[str, tuple[str, ...]], ...] = ()
 
 
-def lift(program: Program, notes: Notes) -> Lifted:
+def lift(program: Program, structure: ModelStructure) -> Lifted:
     """Lift all loops that can be; the program itself where there are none."""
-    if notes.scan_lengths or not any(map(numbered, notes.order)):
+    if structure.scan_lengths or not any(map(numbered, structure.order)):
         return Lifted(program)
-    recording = record(program, notes.shapes)
+    recording = record(program, structure.shapes)
     loops = () if recording is None else find_loops(recording, program.observed)
     if recording is None or not loops:
         return Lifted(program)
-    taken = set(notes.order)
+    taken = set(structure.order)
     names = tuple(tuple(_name(loop, p, taken) for p in range(_size(loop))) for loop in loops)
     steps = tuple(
         {name: tuple(s.statements[p].name for s in loop.steps) for p, name in enumerate(each)}

@@ -17,7 +17,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jaxtyping import Array
 from numpyro.distributions.util import lazy_property
 
-from retrodict.graph.program import Notes, Program
+from retrodict.graph.evaluation import ModelStructure
+from retrodict.graph.program import Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +78,14 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
         program: the model with its arguments.
         shapes: shape and type of every sample site's value.
     """
-    notes = Notes()
+    structure = ModelStructure()
     concrete: list[Any] = []
 
     def run(values: dict[str, Array]) -> list[Array]:
-        deterministic = program.run(None, values, notes, only=()).deterministic
+        deterministic = program.run(None, values, structure, only=()).deterministic
         traced = []
-        for name in notes.order:
-            site = notes.seen.get(name)
+        for name in structure.order:
+            site = structure.sites.get(name)
             for leaf in [deterministic[name]] if site is None else jax.tree.leaves(site.fn):
                 is_traced = isinstance(leaf, jax.core.Tracer)
                 concrete.append(None if is_traced else ConcreteLeaf(leaf))
@@ -95,7 +96,7 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
     closed = jax.make_jaxpr(run)(dict(shapes))
     if any(leaf is not None and np.asarray(leaf.value).dtype == object for leaf in concrete):
         return None
-    if not all(_is_rebuilt(site.fn) for site in notes.seen.values()):
+    if not all(_is_rebuilt(site.fn) for site in structure.sites.values()):
         return None
     jaxpr = closed.jaxpr
     results, constants = iter(jaxpr.outvars), iter(concrete)
@@ -105,8 +106,8 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
         return tuple(next(constants) or next(results) for _ in range(number))
 
     statements = []
-    for name in notes.order:
-        site = notes.seen.get(name)
+    for name in structure.order:
+        site = structure.sites.get(name)
         if site is None:
             statements.append(Statement(name, leaves(1)))
             continue

@@ -1,0 +1,313 @@
+"""The NumPyro handler that runs a model: it sets the value of every site and evaluates its density.
+
+NumPyro's message dictionaries do not leave this file and `site_checks`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray
+from numpyro import handlers
+from numpyro.contrib.control_flow.scan import scan_wrapper
+from numpyro.ops.pytree import PytreeTrace
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from retrodict.errors import UnsupportedModel
+from retrodict.graph.distribution_parameters import innermost, parameters
+from retrodict.graph.evaluation import (
+    Axis,
+    CarryKey,
+    Evaluation,
+    Expect,
+    ModelStructure,
+    SiteRecord,
+    Values,
+)
+from retrodict.graph.moments import moments
+from retrodict.graph.site_checks import check_plate, check_site
+from retrodict.graph.stable_log_prob import log_prob
+
+if TYPE_CHECKING:
+    from retrodict.graph.program import Program
+
+Message: TypeAlias = dict[str, Any]
+NO_KEYS: Mapping[str, PRNGKeyArray] = MappingProxyType({})
+NO_VALUES: Values = MappingProxyType({})
+
+
+class ScanEntry(NamedTuple):
+    """A scan at the point where the model starts it: step, first carry, inputs."""
+
+    body: Callable[..., tuple[Any, Any]]
+    init: Any
+    xs: Any
+
+
+class StopModel(Exception):  # noqa: N818 (it is no error)
+    """Ends a run of the model early, with a result."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        super().__init__()
+
+
+class ModelHandler(Messenger):
+    """Sets the value of every site, evaluates its density, and runs scans.
+
+    It is the outermost handler: the model's own plates, masks, scopes and reparameterisations
+    process each message before it. For the options see `Program.run`.
+
+    Args:
+        program: the model.
+        rng_key: for sites without a value; None to refuse them.
+        values: of sites.
+        structure: is filled in during the run.
+        scan: the number of the scan whose step is run.
+        stop_at: the number of a scan, and what to call when the model reaches it.
+    """
+
+    def __init__(
+        self,
+        program: "Program",
+        rng_key: PRNGKeyArray | None,
+        values: Values,
+        structure: ModelStructure,
+        scan: int | None,
+        stop_at: "tuple[int, Callable[[ScanEntry], None]] | None" = None,
+        keys: Mapping[str, PRNGKeyArray] = NO_KEYS,
+        expect: Expect | None = None,
+        only: frozenset[str] | None = None,
+        scored_at: Values = NO_VALUES,
+    ) -> None:
+        self.program = program
+        self.rng_key = rng_key
+        self.values = values
+        self.structure = structure
+        self.scan = scan
+        self.stop_at = stop_at
+        self.expect = expect
+        self.keys = keys
+        self.only = only
+        self.scored_at = scored_at
+        self.result = Evaluation.empty()
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        """Process a site, a plate or a scan."""
+        match msg["type"]:
+            case "sample":
+                self._sample(msg)
+            case "deterministic":
+                self._deterministic(msg["name"], msg["value"])
+            case "plate":
+                check_plate(msg)
+            case "control_flow":
+                self._control_flow(msg)
+            case "param" | "mutable":
+                raise UnsupportedModel(
+                    f"site '{msg['name']}' is a numpyro.{msg['type']}, which has no prior. Give it "
+                    "a prior with numpyro.sample, or pass its value as an argument of the model"
+                )
+            case "prng_key":
+                raise UnsupportedModel(
+                    "the model draws its own random numbers through numpyro.prng_key(). Every "
+                    "random quantity must be a numpyro.sample site"
+                )
+
+    def _sample(self, msg: Message) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if isinstance(innermost(fn), dist.Delta) and msg["value"] is None:
+            msg["value"] = fn(rng_key=None, sample_shape=())
+            self._deterministic(name, msg["value"])
+            return
+        check_site(msg, self.program.observed)
+        self._check_new(name)
+        sample_shape = msg["kwargs"].get("sample_shape", ())
+        if self.expect is not None:
+            self.result.moments[name] = moments(fn, sample_shape)
+        if name in self.values:
+            value = jnp.asarray(self.values[name])
+        elif self.expect is not None and name in self.expect:
+            value = self.expect[name](self.result.moments[name])
+        elif name in self.keys:
+            value = fn(rng_key=self.keys[name], sample_shape=sample_shape)
+        elif self.rng_key is not None:
+            self.rng_key, draw_key = jax.random.split(self.rng_key)
+            value = fn(rng_key=draw_key, sample_shape=sample_shape)
+        else:
+            raise KeyError(f"no value for site '{name}', and no key to draw one with")
+        msg["value"] = value
+        self._record(msg, value)
+        self.result.values[name] = value
+        if self.only is None or name in self.only:
+            self._score(msg, jnp.asarray(self.scored_at.get(name, value)))
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """Stop when all sites in `only` have their densities; not from inside of a scan."""
+        if not self.only or self.scan is not None:
+            return
+        if self.only <= set(self.result.log_density):
+            raise StopModel(None)
+
+    def _score(self, msg: Message, value: Array) -> None:
+        name, fn = msg["name"], msg["fn"]
+        batch_shape = value.shape[: value.ndim - fn.event_dim]
+        # Moments serve guides only, for which NumPyro's density is accurate enough.
+        density = log_prob(fn, value) if self.expect is None else fn.log_prob(value)
+        if name in self.program.guarded:
+            density = jnp.where(fn.support(value), density, -jnp.inf)
+        density = jnp.broadcast_to(density, batch_shape)
+        index_positions = {axis.position for axis in self.structure.sites[name].axes}
+        coordinates = tuple(i for i in range(len(batch_shape)) if i not in index_positions)
+        self.result.log_density[name] = density.sum(coordinates)
+        self.result.support_bounds[name] = [jnp.asarray(b) for b in jax.tree.leaves(fn.support)]
+        self.result.parameters[name] = parameters(fn, batch_shape)
+
+    def _record(self, msg: Message, value: Array) -> None:
+        name, fn = msg["name"], msg["fn"]
+        batch_ndim = value.ndim - fn.event_dim
+        axes = tuple(
+            sorted(
+                (
+                    Axis(frame.name, batch_ndim + frame.dim, frame.size)
+                    for frame in msg["cond_indep_stack"]
+                ),
+                key=lambda axis: axis.position,
+            )
+        )
+        self.structure.sites[name] = SiteRecord(
+            name=name,
+            distribution=type(innermost(fn)).__name__,
+            fn=fn,
+            support=fn.support,
+            sample_shape=tuple(msg["kwargs"].get("sample_shape", ())),
+            frames=tuple(msg["cond_indep_stack"]),
+            axes=axes,
+            scan=self.scan,
+        )
+        self.structure.order.append(name)
+
+    def _deterministic(self, name: str, value: Any) -> None:
+        self._check_new(name)
+        self.structure.order.append(name)
+        self.result.deterministic[name] = jnp.asarray(value)
+
+    def _check_new(self, name: str) -> None:
+        if name in self.result.values or name in self.result.deterministic:
+            raise UnsupportedModel(
+                f"two sites are called '{name}'. Site names must be unique; in a loop number them, "
+                f"as in f'{name}_{{i}}'"
+            )
+
+    def _control_flow(self, msg: Message) -> None:
+        if msg["fn"] is not scan_wrapper:
+            raise UnsupportedModel(
+                "the model uses numpyro's cond, whose branches may hold different sites. Sample "
+                "both branches and choose with jnp.where"
+            )
+        if self.scan is not None:
+            raise UnsupportedModel(
+                "the model has a scan inside a scan. Only one level of time is supported; write "
+                "the inner one as a plate or as a vector event"
+            )
+        self._scan(msg)
+
+    def _scan(self, msg: Message) -> None:
+        """Run a scan, with the values of its sites as inputs and outputs of each step."""
+        step, init, xs, length, reverse = msg["args"]
+        number = len(self.structure.scan_lengths)
+        if length is None:
+            length = jax.tree.leaves(xs)[0].shape[0]
+        self.structure.scan_lengths.append(length)
+        self.structure.reversed_scans.append(reverse)
+
+        names = self.program.scan_sites[number] if number < len(self.program.scan_sites) else ()
+        values, scored_at = (
+            {name: jnp.asarray(arrays[name]) for name in names if name in arrays}
+            for arrays in (self.values, self.scored_at)
+        )
+        step_keys = None
+        if self.rng_key is not None:
+            self.rng_key, scan_key = jax.random.split(self.rng_key)
+            step_keys = jax.random.split(scan_key, length)
+        step = _masked(step, _stack_above(self))
+
+        body = self._scan_body(number, step)
+        if self.stop_at is not None and self.stop_at[0] == number:
+            self.stop_at[1](ScanEntry(body, init, xs))
+        carry, (result, carries, ys) = lax.scan(
+            body, init, (step_keys, xs, values, scored_at), length=length, reverse=reverse
+        )
+        for name in (*result.values, *result.deterministic):
+            self._check_new(name)
+        result.carries.update(carries)
+        fields: Iterable[tuple[Any, Any]] = zip(self.result, result, strict=True)
+        for entries, new in fields:
+            entries.update(new)
+        self._end_if_done()
+        msg["value"] = (length, None, carry), (_no_trace(), ys)
+
+    def _scan_body(
+        self, number: int, step: Callable[[Any, Any], tuple[Any, Any]]
+    ) -> Callable[..., tuple[Any, Any]]:
+        """One step of a scan as a function of its carry and inputs."""
+
+        def body(
+            carry: Any, inputs: Any, keys: Mapping[str, PRNGKeyArray] = NO_KEYS
+        ) -> tuple[Any, Any]:
+            step_key, x, step_values, step_scored_at = inputs
+            handler = ModelHandler(
+                self.program,
+                step_key,
+                step_values,
+                self.structure,
+                scan=number,
+                keys=keys,
+                expect=self.expect,
+                only=self.only,
+                scored_at=step_scored_at,
+            )
+            # The handlers around the scan must not see a single step's messages.
+            with handlers.block(), handler:
+                new_carry, y = step(carry, x)
+            return new_carry, (handler.result, carry_leaves(number, carry), y)
+
+        return body
+
+
+def carry_leaves(scan: int, carry: Any) -> dict[CarryKey, Array]:
+    """The numeric leaves of a scan's carry."""
+    return {
+        CarryKey(scan, number): jnp.asarray(leaf)
+        for number, leaf in enumerate(jax.tree.leaves(carry))
+        if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    }
+
+
+def _no_trace() -> Any:
+    """An empty trace: NumPyro's scan has no messages left to process."""
+    make: Callable[..., Any] = PytreeTrace
+    return make({})
+
+
+def _stack_above(handler: Messenger) -> list[Messenger]:
+    """The model's handlers that are active where a message was sent."""
+    return list(_PYRO_STACK[_PYRO_STACK.index(handler) + 1 :])
+
+
+def _masked(
+    step: Callable[[Any, Any], Any], handlers_around: list[Messenger]
+) -> Callable[[Any, Any], Any]:
+    """Apply the masks and scales around a scan inside each step."""
+    for handler in handlers_around:
+        if isinstance(handler, handlers.mask):
+            step = handlers.mask(step, mask=handler.mask)
+        elif isinstance(handler, handlers.scale):
+            step = handlers.scale(step, scale=handler.scale)
+    return step
