@@ -20,6 +20,7 @@ from benchmarks.report import log_progress
 
 FOLDER = Path(__file__).parent
 TITLES = {
+    "firstanswer": "Time to the first answer",
     "newdata": "Inference on a new data set",
     "compiling": "Training",
     "filtering": "Filtering",
