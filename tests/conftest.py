@@ -82,3 +82,14 @@ def without_planning():
 
     with without_planning():
         yield
+
+
+@pytest.fixture
+def two_threads():
+    """Run a script in a process with two threads of XLA; one that hangs fails the test."""
+
+    def run(script, *arguments):
+        command = [sys.executable, "-c", script, *arguments]
+        subprocess.run(command, check=True, timeout=600, env=os.environ | {"NPROC": "2"})
+
+    return run

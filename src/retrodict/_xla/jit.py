@@ -6,7 +6,7 @@ about 25 ms to compile, so functions are compiled whole. `retrodict._xla.tuning`
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from retrodict._xla.lapack import in_small_batches
 from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY, OPTION_EFFECTS, CompilerOptions
 
 Arguments = ParamSpec("Arguments")
@@ -61,9 +62,11 @@ class CompiledFunction(Generic[Arguments, Result]):
     """
 
     def __init__(self, fn: Callable[Arguments, Result], options: CompilerOptions) -> None:
-        self._outer: Any = jax.jit(fn, compiler_options=supported_options(options))
         # Within another compiled function, that function's options apply.
         self._inner: Any = jax.jit(fn)
+        self._outer: Any = jax.jit(
+            partial(in_small_batches, self._inner), compiler_options=supported_options(options)
+        )
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))

@@ -63,6 +63,10 @@ MAX_PACKED_SIZE = 256
 # Benchmark: `python -m benchmarks compiling`.
 MAX_UNROLLED_COLUMNS = 6
 
+# LAPACK calls on batches of matrices that take up to this many operations are not divided among
+# threads by jaxlib, see `lapack`. Larger values risk a hang; smaller ones make more, smaller calls.
+MAX_UNDIVIDED_WORK = 199_999
+
 # Triangular weight matrices are multiplied in column blocks of about this many units, so that some
 # of the zeros above the diagonal are not multiplied. Smaller blocks skip more of them, but the many
 # small products take longer than they save.

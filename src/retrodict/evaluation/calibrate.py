@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from retrodict._xla.jit import CompiledFunction
 from retrodict.compiled import Compiled
 from retrodict.evaluation.rank_uniformity import (
     CoordinateRanks,
@@ -264,7 +265,7 @@ def _propose(
     keys = jax.random.split(rng_key, (number, num_particles))
     draw = jax.vmap(jax.vmap(compiled.proposal.draw, (None, 0, None)), (None, 0, 0))
     graph = compiled.proposal.graph
-    draws, _ = jax.jit(draw)(compiled.networks, keys, stack_steps(graph, data, axis=1))
+    draws, _ = CompiledFunction(draw, {})(compiled.networks, keys, stack_steps(graph, data, axis=1))
     samples = split_steps(graph, draws, axis=2)
     diagnostics = {
         "ess": np.full(number, float(num_particles)),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from retrodict._xla.jit import low_latency_jit
+from retrodict._xla.jit import low_latency_jit, run_once
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.validate import validate_data
@@ -161,7 +161,7 @@ class StreamingFilter:
             return SeriesParticles(outer, program.initial_carry(self._scan, outer))
 
         keys = jax.random.split(rng_key, num_particles)
-        particles: SeriesParticles = jax.jit(jax.vmap(sample_outer))(keys)
+        particles: SeriesParticles = run_once(jax.vmap(sample_outer), keys)
         blank = {
             name: jnp.zeros((num_particles, *sites[name].shape[1:]), sites[name].dtype)
             for name in self.graph.latent

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from retrodict._xla.jit import low_latency_jit
+from retrodict._xla.jit import low_latency_jit, run_once
 from retrodict.graph.loop_surface import by_user_site
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.mcmc_kernels import MCMCKernels
@@ -187,7 +187,7 @@ class Tempering:
             values = target.constrain(particle).values
             return target.site_densities.by_element(target.graph.observed, {**data, **values})
 
-        densities = jax.jit(jax.vmap(observed_densities))(draws.particles.particle)
+        densities = run_once(jax.vmap(observed_densities), draws.particles.particle)
         by_step = {
             name: jnp.any(density > -jnp.inf, 0).reshape(len(target.graph.sites[name].steps), -1)
             for name, density in densities.items()
