@@ -13,14 +13,9 @@ needs_dot = pytest.mark.skipif(
 )
 
 
-def nodes(latent="", observed="", factor="", deterministic=""):
+def nodes(latent="", observed="", factor=""):
     """Return nodes of each kind by names separated by spaces; the name is the label."""
-    kinds = {
-        "latent": latent,
-        "observed": observed,
-        "factor": factor,
-        "deterministic": deterministic,
-    }
+    kinds = {"latent": latent, "observed": observed, "factor": factor}
     return tuple(
         DiagramNode(name, name, kind) for kind, names in kinds.items() for name in names.split()
     )
@@ -62,7 +57,7 @@ DIAGRAMS = {
         (Box("time: 30", ("x", "z", "y", "f")),),
     ),
     "nested": Diagram(
-        nodes("mu tau sigma", "score hours", "", "school pupil"),
+        nodes("mu tau sigma school pupil", "score hours"),
         edges("mu>school tau>school school>pupil sigma>pupil pupil>score hours>score tau>score"),
         (
             Box("pupils: 30", ("pupil", "score", "hours")),

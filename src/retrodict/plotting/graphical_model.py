@@ -63,7 +63,7 @@ def inverse_picture(inverse: Inverse) -> Picture:
     for number, factor in enumerate(inverse.factors):
         name = f"factor {number}"
         factors[name] = factor
-        symbol = "p" if factor.from_prior else _subscript("φ", network_numbers[factor.network])
+        symbol = "p" if factor.from_prior else f"φ_{network_numbers[factor.network]}"
         squares.append(DiagramNode(name, symbol, "factor"))
         edges += [_input_edge(entry, name) for entry in factor.inputs]
         edges += [DiagramEdge(name, latent) for latent in factor.latents]
@@ -76,10 +76,6 @@ def _input_edge(entry: Input, factor: str) -> DiagramEdge:
         return DiagramEdge(entry.site, factor)
     style: Literal["solid", "dashed"] = "solid" if entry.steps[0] == 0 else "dashed"
     return DiagramEdge(entry.site, factor, style, _step_range(*entry.steps))
-
-
-def _subscript(symbol: str, number: int) -> str:
-    return symbol + str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
 def _site_nodes(graph: Graph) -> tuple[DiagramNode, ...]:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from retrodict.plotting.diagram.dot import dot_layout, dot_text, prefers_dot
+from retrodict.plotting.diagram.dot import dot_text
+from retrodict.plotting.diagram.drawing import png_bytes, svg_document
 from retrodict.plotting.diagram.elements import Diagram
 from retrodict.plotting.diagram.layered_layout import layered_layout
 from retrodict.plotting.diagram.layout import Layout
-from retrodict.plotting.diagram.svg import svg_document
 
 
 class Picture:
@@ -35,9 +35,8 @@ class Picture:
 
     @cached_property
     def layout(self) -> Layout:
-        """Positions on the page, by Graphviz's `dot` if it is installed and does better."""
-        layout = dot_layout(self.diagram) if prefers_dot(self.diagram) else None
-        return layout or layered_layout(self.diagram)
+        """Positions of nodes, edges and boxes."""
+        return layered_layout(self.diagram)
 
     def save(self, path: str | Path) -> Path:
         """Save the picture in the format of the file's suffix.
@@ -71,9 +70,6 @@ class Picture:
 
     def to_png(self) -> bytes:
         """Return the picture as the content of a PNG file."""
-        # Importing matplotlib takes a second, and only PNG output needs it.
-        from retrodict.plotting.diagram.png import png_bytes
-
         return png_bytes(self.diagram, self.layout)
 
     def to_dot(self) -> str:

@@ -8,27 +8,36 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from retrodict.plotting.diagram.layers import LayeredGraph
 
 NUM_SWEEPS = 16
+MAX_STARTS, MAX_WORK = 40, 1500  # restarts, and items times restarts: long series take seconds
 
 
-def barycentre_order(graph: LayeredGraph) -> list[int]:
-    """Return an order of all items with few crossings, the members of every box contiguous."""
-    return min(_Barycentres(graph).sweep(), key=lambda order: crossing_cost(graph, order))
+def barycentre_orders(graph: LayeredGraph) -> list[list[int]]:
+    """Return sorted orders with equally few crossings, the members of every box contiguous."""
+    rng, count = np.random.default_rng(0), len(graph.layer)
+    num_starts = min(MAX_STARTS, 1 + MAX_WORK // max(count, 1))
+    starts = [np.arange(count), *(rng.permutation(count) for _ in range(num_starts - 1))]
+    orders = [tuple(order) for start in starts for order in _Barycentres(graph, start).sweep()]
+    costs = {order: crossing_cost(graph, order) for order in dict.fromkeys(orders)}
+    best = sorted(costs, key=costs.__getitem__)[:num_starts]
+    return sorted(list(order) for order in best if costs[order][0] == costs[best[0]][0])
 
 
 class _Barycentres:
     """Horizontal positions of items and of groups of boxes, updated by sweeps over the layers."""
 
-    def __init__(self, graph: LayeredGraph) -> None:
+    def __init__(self, graph: LayeredGraph, start: NDArray[np.int_]) -> None:
         count, num_groups = len(graph.layer), len(graph.groups)
         self.graph = graph
-        self.position = [float(i) for i in range(count)]
+        self.position = [float(x) for x in start]
         self.group_position = [0.0] * num_groups
         self.direction = [1] * num_groups  # 1 or −1: atoms of a group run rightward or leftward
         self.members: list[list[int]] = [[] for _ in range(num_groups)]
@@ -89,7 +98,7 @@ class _Barycentres:
                     self.direction[g] = 1 if difference > 0 else -1
 
 
-def crossing_cost(graph: LayeredGraph, order: list[int]) -> tuple[int, float]:
+def crossing_cost(graph: LayeredGraph, order: Sequence[int]) -> tuple[int, float]:
     """Return the number of edge crossings and the total horizontal length of the edges."""
     position = [0.0] * len(order)
     rank = {i: k for k, i in enumerate(order)}
@@ -107,26 +116,3 @@ def crossing_cost(graph: LayeredGraph, order: list[int]) -> tuple[int, float]:
             insort(lower_ends, end)
     length = sum(abs(a - b) for segments in segments_by_layer.values() for a, b in segments)
     return num_crossings, length
-
-
-def adjacent_moves(graph: LayeredGraph, order: list[int]) -> Iterator[list[int]]:
-    """Yield orders in which one item or one group of boxes is moved left past its neighbour."""
-    for depth in range(max(map(len, graph.atoms), default=0) + 1):
-
-        def unit(i: int, depth: int = depth) -> tuple[object, int, bool]:
-            """Return the enclosing atoms, and the item or group that moves as a whole in them."""
-            atoms = graph.atoms[i]
-            is_item = len(atoms) <= depth
-            return (atoms[:depth], i if is_item else atoms[depth].group, is_item)
-
-        units = [(key, list(items)) for key, items in groupby(order, key=unit)]
-        layers = [{graph.layer[i] for i in items} for _, items in units]
-        for b, ((scope, _, _), items) in enumerate(units):
-            if len(graph.atoms[items[0]]) < depth:
-                continue
-            neighbours = (
-                a for a in range(b - 1, -1, -1) if units[a][0][0] == scope and layers[a] & layers[b]
-            )
-            if (a := next(neighbours, None)) is not None:
-                reordered = [*units[:a], units[b], *units[a:b], *units[b + 1 :]]
-                yield [i for _, members in reordered for i in members]

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from math import dist
+from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.bezier import BezierSegment, split_de_casteljau, split_path_inout
+from matplotlib.path import Path
 
-from retrodict.plotting.diagram.bezier import (
-    Curve,
-    Point,
-    Points,
-    bent_line,
-    catmull_rom,
-    evaluate,
-    num_segments,
-    sample,
-    subcurve,
-)
-from retrodict.plotting.diagram.elements import Diagram, DiagramEdge
-from retrodict.plotting.diagram.labels import SMALL_SIZE, text_width
+from retrodict.plotting.diagram.elements import Diagram
+from retrodict.plotting.diagram.labels import EDGE_LABEL_SIZE, text_width
 from retrodict.plotting.diagram.layers import loop_width
-from retrodict.plotting.diagram.layout import Outline, Route
+from retrodict.plotting.diagram.layout import Outline, Point, Points, Route
 
-ARROWHEAD_LENGTH = 8.0
 CLEARANCE = 4.0  # between an edge and the nodes that it passes
 
 
 def route_edges(
     diagram: Diagram, outlines: dict[str, Outline], bends: dict[int, list[Point]]
-) -> list[Route]:
-    """Route every edge: straight if possible, otherwise along the first curve without collisions.
+) -> tuple[Route, ...]:
+    """Route every edge: straight if possible, otherwise along the curve with fewest collisions.
 
     Args:
         diagram: The diagram.
@@ -45,17 +34,23 @@ def route_edges(
     routes = []
     for number, edge in enumerate(diagram.edges):
         source, target = outlines[edge.source], outlines[edge.target]
-        start, stop = (source.x, source.y), (target.x, target.y)
         if edge.source == edge.target:
-            curve = _loop(source)
+            curve = _outside(_outside(_loop(source), source), source)
+            x, y = curve[len(curve) // 2]
+            label_position = (x + 4.0 + text_width(edge.label, EDGE_LABEL_SIZE) / 2, y)
         else:
             pair = frozenset((edge.source, edge.target))
-            candidates = _candidates(start, stop, bends.get(number), num_parallel[pair], axis)
+            candidates = _candidates(source, target, bends.get(number), num_parallel[pair], axis)
             num_parallel[pair] += 1
             others = np.delete(obstacles, [index[edge.source], index[edge.target]], axis=0)
             curve = _fewest_collisions(candidates, others)
-        routes.append(_clip(edge, curve, source, target))
-    return routes
+            curve = _outside(_outside(curve, source), target)
+            # Nearer to the source: edges into the same node are further apart there.
+            points = sample(curve)
+            x, y = points[int(0.4 * len(points))]
+            label_position = (x, y)
+        routes.append(Route(edge, curve, label_position))
+    return tuple(routes)
 
 
 def _obstacles(diagram: Diagram, outlines: dict[str, Outline]) -> Points:
@@ -68,7 +63,19 @@ def _obstacles(diagram: Diagram, outlines: dict[str, Outline]) -> Points:
     return np.array(obstacles).reshape(-1, 4)
 
 
-def _fewest_collisions(candidates: list[Curve], obstacles: Points) -> Curve:
+def sample(curve: Points) -> Points:
+    """Return points along a curve of cubic Bézier segments, at most 5 apart."""
+    segments = [curve[k : k + 4] for k in range(0, len(curve) - 1, 3)]
+    lengths = [np.hypot(*np.diff(segment, axis=0).T).sum() for segment in segments]
+    return np.vstack(
+        [
+            BezierSegment(segment)(np.linspace(0, 1, 8 + int(length / 4)))
+            for segment, length in zip(segments, lengths, strict=True)
+        ]
+    )
+
+
+def _fewest_collisions(candidates: list[Points], obstacles: Points) -> Points:
     """Return the first curve without collisions, or the first with the fewest."""
     counts = []
     for curve in candidates:
@@ -78,7 +85,7 @@ def _fewest_collisions(candidates: list[Curve], obstacles: Points) -> Curve:
     return candidates[counts.index(min(counts))]
 
 
-def _num_collisions(curve: Curve, obstacles: Points) -> int:
+def _num_collisions(curve: Points, obstacles: Points) -> int:
     points = sample(curve)
     centre, extent = obstacles[:, :2], obstacles[:, 2:] / 2 + CLEARANCE
     # Bounding boxes rule out most obstacles before the exact test.
@@ -88,65 +95,71 @@ def _num_collisions(curve: Curve, obstacles: Points) -> int:
     return int((np.hypot(offset[..., 0], offset[..., 1]) < 1).any(axis=0).sum())
 
 
-def _loop(outline: Outline) -> Curve:
+def _outside(curve: Points, outline: Outline) -> Points:
+    """Cut off the start of a curve that lies inside an outline, and reverse the rest."""
+    path = Path(curve, [Path.MOVETO, *[Path.CURVE4] * (len(curve) - 1)])
+    _, outside = split_path_inout(path, lambda point: bool(outline.gauge(point) < 1))
+    return np.asarray(outside.vertices)[::-1]
+
+
+def _loop(outline: Outline) -> Points:
     """Return a loop from the centre of a node out to its right and back."""
     x, centre = outline.x + outline.width / 2 + 32.0, (outline.x, outline.y)
-    return centre, (x, outline.y - outline.height), (x, outline.y + outline.height), centre
+    control = [(x, outline.y - outline.height), (x, outline.y + outline.height)]
+    out, back = split_de_casteljau([centre, *control, centre], 0.5)
+    return np.vstack([out, back[1:]])
 
 
 def _candidates(
-    start: Point, stop: Point, bends: list[Point] | None, num_parallel: int, axis: float
-) -> list[Curve]:
+    source: Outline,
+    target: Outline,
+    bends: list[Point] | None,
+    num_parallel: int,
+    axis: float,
+) -> list[Points]:
     """Return curves from centre to centre in order of preference.
 
     Args:
-        start: Centre of the source.
-        stop: Centre of the target.
+        source: Outline of the source.
+        target: Outline of the target.
         bends: Points that the edge should pass through.
         num_parallel: How many edges between the two nodes are routed already.
         axis: Mean horizontal coordinate of the diagram: curves bend away from it first.
     """
+    start, stop = np.array([source[:2], target[:2]])
     down = stop[1] > start[1] or (stop[1] == start[1] and stop[0] < start[0])
     outward = (-1 if down else 1) * (1 if start[0] + stop[0] >= 2 * axis - 2.0 else -1)
     # A second edge between two nodes bends outward, a third inward, and so on.
     bend = 22.0 * ((num_parallel + 1) // 2) * (1 if num_parallel % 2 else -1) * outward
-    candidates = [bent_line(start, stop, bend)]
+    candidates = [_bent_line(start, stop, bend)]
     if bends:
-        candidates.append(catmull_rom([start, *bends, stop]))
-    elif start[1] != stop[1]:
+        candidates.append(_catmull_rom([start, *bends, stop]))
+    else:
         middle = (start[1] + stop[1]) / 2
-        candidates.append((start, (start[0], middle), (stop[0], middle), stop))
+        candidates.append(np.array([start, (start[0], middle), (stop[0], middle), stop]))
     for offset in (24.0, 48.0, 72.0):
-        candidates += [bent_line(start, stop, bend + side * outward * offset) for side in (1, -1)]
+        candidates += [_bent_line(start, stop, bend + side * outward * offset) for side in (1, -1)]
+    if bends:
+        # Vertical through the layers, the curve cannot touch the neighbours of its bends.
+        ends = (-14.0, 14.0) if down else (14.0, -14.0)
+        candidates.append(
+            _catmull_rom([start, *((x, y + dy) for x, y in bends for dy in ends), stop])
+        )
     return candidates
 
 
-def _clip(edge: DiagramEdge, curve: Curve, source: Outline, target: Outline) -> Route:
-    """Clip a curve from centre to centre at the borders, and leave room for the arrowhead."""
-    end = float(num_segments(curve))
-    parameters, points = np.linspace(0, end, 60), sample(curve, 60)
-    outside_source = float(parameters[np.argmax(source.gauge(points) >= 1)])
-    outside_target = float(parameters[::-1][np.argmax(target.gauge(points[::-1]) >= 1)])
-    start = _bisect(lambda t: bool(source.gauge(evaluate(curve, t)) >= 1), 0.0, outside_source)
-    stop = _bisect(lambda t: bool(target.gauge(evaluate(curve, t)) >= 1), end, outside_target)
-    tip = evaluate(curve, stop)
-
-    def leaves_room(t: float) -> bool:
-        return dist(evaluate(curve, t), tip) >= ARROWHEAD_LENGTH
-
-    base = _bisect(leaves_room, stop, start) if leaves_room(start) else start
-    if edge.source == edge.target:
-        x, y = evaluate(curve, end / 2)
-        label_position = (x + 4.0 + text_width(edge.label, SMALL_SIZE) / 2, y)
-    else:
-        # Nearer to the source: edges into the same node are further apart there.
-        label_position = evaluate(curve, start + 0.4 * (stop - start))
-    return Route(edge, subcurve(curve, start, base), tip, label_position)
+def _bent_line(start: Points, stop: Points, offset: float) -> Points:
+    """Return a line whose middle is displaced sideways by `offset`."""
+    dx, dy = stop - start
+    sideways = np.array([-dy, dx]) * offset * 4 / 3 / np.hypot(dx, dy)
+    third = (stop - start) / 3
+    return np.array([start, start + third + sideways, stop - third + sideways, stop])
 
 
-def _bisect(predicate: Callable[[float], bool], low: float, high: float) -> float:
-    """Return where the predicate becomes true between low (false) and high (true)."""
-    for _ in range(24):
-        middle = (low + high) / 2
-        low, high = (low, middle) if predicate(middle) else (middle, high)
-    return high
+def _catmull_rom(points: Sequence[Points | Point]) -> Points:
+    """Return the Catmull–Rom spline through the points."""
+    p = np.array([points[0], *points, points[-1]])
+    tangent = (p[2:] - p[:-2]) / 6
+    first_control, second_control = p[1:-2] + tangent[:-1], p[2:-1] - tangent[1:]
+    controls = np.stack([first_control, second_control, p[2:-1]], axis=1)
+    return np.vstack([p[:1], controls.reshape(-1, 2)])

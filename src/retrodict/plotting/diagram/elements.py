@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 
@@ -15,7 +13,7 @@ class DiagramNode:
 
     name: str
     label: str
-    kind: Literal["latent", "observed", "factor", "deterministic"]
+    kind: Literal["latent", "observed", "factor"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,6 @@ class Box:
             and not members <= other_members
             and not other_members <= members
         )
-
-
-def any_crossing(boxes: Iterable[Box]) -> bool:
-    """Return whether any two boxes cross."""
-    return any(a.crosses(b) for a, b in combinations(boxes, 2))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import networkx as nx
 
 from retrodict.plotting.diagram.box_groups import group_boxes
 from retrodict.plotting.diagram.elements import Diagram
-from retrodict.plotting.diagram.labels import SMALL_SIZE, text_width
+from retrodict.plotting.diagram.labels import EDGE_LABEL_SIZE, text_width
 
 # A parameter of a long series has edges across hundreds of layers: the longest get no dummies.
 MAX_DUMMIES = 800
@@ -27,7 +27,7 @@ class AtomKey(NamedTuple):
 
 def loop_width(label: str) -> float:
     """Return how far an edge from a node to itself extends beyond the node."""
-    return 28.0 + (text_width(label, SMALL_SIZE) + 4.0 if label else 0.0)
+    return 28.0 + (text_width(label, EDGE_LABEL_SIZE) + 4.0 if label else 0.0)
 
 
 class LayeredGraph:
