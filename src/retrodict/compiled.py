@@ -348,6 +348,7 @@ def compile(
         progress_bar: whether to show one.
     """
     graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
+    _warn_of_shared_arguments(graph)
     proposal = Proposal.of(invert(graph, inverse), analytic=estimator.hidden is None)
     build_key, train_key = jax.random.split(rng_key)
     networks = {}
@@ -436,6 +437,17 @@ def _simulator(
         training.copies,
         proposal.sample_prior,
     )
+
+
+def _warn_of_shared_arguments(graph: Graph) -> None:
+    for argument, site, dependents, _ in graph.shared_arguments:
+        warnings.warn(
+            f"the argument '{argument}' holds the data of site '{site}' and enters the density of "
+            f"{', '.join(dependents)} too. Training simulates the site, but not the argument, and "
+            "infer needs the argument of every data set. Use the value that numpyro.sample returns "
+            f"for '{site}' in place of the argument, for a series in a scan that carries it",
+            stacklevel=3,
+        )
 
 
 def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:

@@ -132,7 +132,7 @@ def _trace(
     sites = header["graph"]["sites"]
     # Before tracing, which would refuse an observed site that the model lacks as a user's mistake.
     _check_sites(Program(model, args, kwargs, frozenset(sites)), sites, path)
-    observed = [name for name, site in sites.items() if site["observed"]]
+    observed = [n for n, site in sites.items() if site["observed"] and not site["constant"]]
     graph = trace(model, observed, model_args=args, model_kwargs=kwargs)
     _check_graph(_describe(graph), header["graph"], path)
     return graph
@@ -164,6 +164,7 @@ def _describe(graph: Graph) -> dict[str, Any]:
                 "plates": list(site.plates),
                 "support": _describe_support(site.support),
                 "observed": site.observed,
+                "constant": name in graph.constant_data,
                 "time": site.time,
                 "unlike": list(site.heterogeneous_axes),
             }

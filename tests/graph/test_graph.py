@@ -152,7 +152,6 @@ REFUSED = {
     ),
     "'x' is a numpyro.factor": lambda: numpyro.factor("x", 1.0),
     "'x' is a numpyro.param": lambda: numpyro.param("x", 1.0),
-    "'x' is given a value": lambda: numpyro.sample("x", dist.Normal(0, 1), obs=1.0),
     "numpyro.prng_key": lambda: jax.random.normal(numpyro.prng_key()),
     "choose with jnp.where": lambda: cond(True, lambda _: normal(), lambda _: 0.0, None),
     "'x' is rescaled": lambda: handlers.scale(normal, scale=2.0)(),

@@ -224,7 +224,7 @@ def _load_for_training(options: Namespace, source: ModelSource) -> Compiled:
     if any((options.kwargs, options.hidden, options.components)):
         raise InputError("--resume does not allow --kwargs, --hidden or --components to change")
     compiled = load(options.resume, source.model)
-    observed = compiled.graph.observed
+    observed = compiled.graph.named_observed
     if set(options.observed) != set(observed):
         raise InputError(
             f"{options.resume} was compiled for the data {', '.join(observed)}, not for "

@@ -41,6 +41,7 @@ class SiteRecord:
         frames: NumPyro's records of the plates around the site.
         axes: the plates, with their positions in the value.
         scan: the number of the scan that contains it.
+        has_obs: whether the model passes a value to it (obs=…).
     """
 
     name: str
@@ -51,6 +52,7 @@ class SiteRecord:
     frames: tuple[Any, ...]
     axes: tuple[Axis, ...]
     scan: int | None
+    has_obs: bool
 
 
 class Evaluation(NamedTuple):
@@ -65,6 +67,7 @@ class Evaluation(NamedTuple):
         parameters: the parameters of each site's distribution, each with its batch axes first.
         carries: for each scan, the leaves of the carry that every step starts from, stacked.
         moments: mean and variance of each site's distribution, on request; see `moments`.
+        obs_values: the values that the model passes to sites (obs=…).
     """
 
     values: dict[str, Array]
@@ -74,11 +77,12 @@ class Evaluation(NamedTuple):
     parameters: dict[str, list[Array]]
     carries: dict[CarryKey, Array]
     moments: dict[str, Moments]
+    obs_values: dict[str, Array]
 
     @staticmethod
     def empty() -> "Evaluation":
         """An evaluation without sites."""
-        return Evaluation({}, {}, {}, {}, {}, {}, {})
+        return Evaluation({}, {}, {}, {}, {}, {}, {}, {})
 
 
 @dataclass

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from numpyro.distributions import constraints
 
 from retrodict.graph.evaluation import CarryKey
@@ -23,6 +24,7 @@ from retrodict.graph.program import Program
 if TYPE_CHECKING:
     import networkx as nx
 
+    from retrodict.graph.obs_values import SharedArgument
     from retrodict.plotting.picture import Picture
 
 Support: TypeAlias = constraints.Constraint[Any]
@@ -148,6 +150,9 @@ class Graph:
             them; deterministic sites are among them.
         user_program: the model as the user wrote it, if it has such loops.
         source: of a graph with the user's sites, the one with loops as scans and plates.
+        constant_data: the values of observed sites that are constants of the model, by the user's
+            names. Data for such a site may be omitted.
+        shared_arguments: the arguments of the model that are data and enter densities besides.
     """
 
     sites: Mapping[str, Site]
@@ -160,6 +165,8 @@ class Graph:
     loops: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     user_program: Program | None = field(compare=False, default=None)
     source: "Graph | None" = field(compare=False, default=None)
+    constant_data: Mapping[str, NDArray[Any]] = field(compare=False, default_factory=dict)
+    shared_arguments: "tuple[SharedArgument, ...]" = field(compare=False, default=())
 
     @property
     def lifted(self) -> "Graph":
@@ -177,6 +184,11 @@ class Graph:
     def observed(self) -> tuple[str, ...]:
         """Names of the observed sites, in program order."""
         return tuple(name for name, site in self.sites.items() if site.observed)
+
+    @property
+    def named_observed(self) -> tuple[str, ...]:
+        """Names of the observed sites that are not constants of the model."""
+        return tuple(name for name in self.observed if name not in self.constant_data)
 
     @property
     def latent(self) -> tuple[str, ...]:

@@ -121,12 +121,14 @@ class ModelHandler(Messenger):
 
     def _sample(self, msg: Message) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(innermost(fn), dist.Delta) and msg["value"] is None:
+        check_site(msg)
+        if isinstance(innermost(fn), dist.Delta):
             msg["value"] = fn(rng_key=None, sample_shape=())
             self._deterministic(name, msg["value"])
             return
-        check_site(msg, self.program.observed)
         self._check_new(name)
+        if msg["is_observed"]:
+            self.result.obs_values[name] = jnp.asarray(msg["value"])
         sample_shape = msg["kwargs"].get("sample_shape", ())
         if self.expect is not None:
             self.result.moments[name] = moments(fn, sample_shape)
@@ -190,6 +192,7 @@ class ModelHandler(Messenger):
             frames=tuple(msg["cond_indep_stack"]),
             axes=axes,
             scan=self.scan,
+            has_obs=msg["is_observed"],
         )
         self.structure.order.append(name)
 
@@ -237,6 +240,8 @@ class ModelHandler(Messenger):
             self.rng_key, scan_key = jax.random.split(self.rng_key)
             step_keys = jax.random.split(scan_key, length)
         step = _masked(step, _stack_above(self))
+        for kind, values_of_sites in msg["kwargs"].get("substitute_stack", ()):
+            step, xs = _conditioned(step, xs, length, kind, values_of_sites)
 
         body = self._scan_body(number, step)
         if self.stop_at is not None and self.stop_at[0] == number:
@@ -311,3 +316,34 @@ def _masked(
         elif isinstance(handler, handlers.scale):
             step = handlers.scale(step, scale=handler.scale)
     return step
+
+
+def _conditioned(
+    step: Callable[[Any, Any], Any], xs: Any, length: int, kind: str, values: Any
+) -> tuple[Callable[[Any, Any], Any], Any]:
+    """Apply `handlers.condition` or `substitute` around a scan inside each step.
+
+    Values of single steps become further inputs of the scan.
+    """
+    if callable(values) or kind not in ("condition", "substitute"):
+        raise UnsupportedModel(
+            f"the model applies handlers.{kind} to a scan by a function or a trace. Pass the data "
+            "of the scan's sites as `data=`, or as obs inside the step"
+        )
+    series = {name: v for name, v in values.items() if jnp.shape(v)[:1] == (length,)}
+
+    def new_step(carry: Any, inputs: Any) -> Any:
+        x, at_step = inputs
+
+        def value(msg: Message) -> Any:
+            name = msg.get("name")
+            if msg["type"] != "sample" or name not in values:
+                return None
+            shape = msg["fn"].shape(msg["kwargs"]["sample_shape"])
+            return values[name] if jnp.ndim(values[name]) <= len(shape) else at_step[name]
+
+        if kind == "condition":
+            return handlers.condition(step, condition_fn=value)(carry, x)
+        return handlers.substitute(step, substitute_fn=value)(carry, x)
+
+    return new_step, (xs, series)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
 import numpyro.distributions as dist
 
 from retrodict.errors import UnsupportedModel
@@ -19,9 +21,24 @@ def check_plate(message: Mapping[str, Any]) -> None:
         )
 
 
-def check_site(message: Mapping[str, Any], observed: frozenset[str]) -> None:
-    """Refuse a sample site that cannot be simulated or whose value is fixed."""
-    name, base = message["name"], innermost(message["fn"])
+def check_site(message: Mapping[str, Any]) -> None:
+    """Refuse a sample site that cannot be simulated."""
+    name, base, value = message["name"], innermost(message["fn"]), message["value"]
+    if value is not None and not message["is_observed"]:
+        raise UnsupportedModel(
+            f"the value of site '{name}' is set inside the model (handlers.substitute or replay). "
+            "Use handlers.condition to observe the site, or an argument in its place"
+        )
+    if isinstance(base, dist.Delta) and value is not None and value is not base.v:
+        raise UnsupportedModel(
+            f"site '{name}' is a Delta distribution that is observed (obs=…): its density is zero "
+            "almost everywhere. Give it a distribution with a width"
+        )
+    if isinstance(base, dist.Delta) and not _is_constant(base.log_density, 0):
+        raise UnsupportedModel(
+            f"site '{name}' is a Delta distribution with a log_density, which is a factor: it "
+            "cannot be simulated. Write the term as the log density of an observed sample site"
+        )
     if isinstance(base, dist.Unit):
         raise UnsupportedModel(
             f"site '{name}' is a numpyro.factor: it has no distribution to simulate data from. "
@@ -32,14 +49,13 @@ def check_site(message: Mapping[str, Any], observed: frozenset[str]) -> None:
             f"site '{name}' has an improper prior (ImproperUniform), which cannot be simulated. "
             "Give it a proper distribution, however wide"
         )
-    if message.get("scale") is not None:
+    if message.get("scale") is not None and not _is_constant(message["scale"], 1):
         raise UnsupportedModel(
             f"the log density of site '{name}' is rescaled (handlers.scale), so that the model is "
             "no longer a joint distribution that can be simulated. Remove the scale"
         )
-    if message["is_observed"] and name not in observed:
-        raise UnsupportedModel(
-            f"site '{name}' is given a value inside the model (obs=…) but is not among the "
-            f"observed sites ({', '.join(sorted(observed)) or 'none'}). Name it in `observed`, and "
-            "call the model without data"
-        )
+
+
+def _is_constant(array: Any, number: float) -> bool:
+    """Whether all entries of an array are known to be equal to a number."""
+    return not isinstance(array, jax.core.Tracer) and bool(np.all(np.asarray(array) == number))

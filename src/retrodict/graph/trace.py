@@ -21,6 +21,7 @@ from retrodict.graph.index_atoms import Window
 from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
 from retrodict.graph.loops.lifting import lift
+from retrodict.graph.obs_values import constant_data, shared_arguments
 from retrodict.graph.primitive_rules import Abstract
 from retrodict.graph.program import Program
 
@@ -55,12 +56,17 @@ def trace(
         observed = (observed,)
     program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
     program, structure = program.inspect()
-    _check_observed(observed, structure.sites)
+    constants = constant_data(program, structure)
+    _check_observed(observed, constants, structure.sites)
+    program = replace(program, observed=program.observed | constants.keys())
+    shared = shared_arguments(program, structure)
     lifted = lift(program, structure)
-    if not lifted.loops:
-        return _graph(program, structure)
-    graph = _graph(*lifted.program.inspect(), lifted.loops)
-    return replace(graph, user_program=program).surface
+    if lifted.loops:
+        graph = _graph(*lifted.program.inspect(), lifted.loops)
+    else:
+        graph = _graph(program, structure)
+    graph = replace(graph, constant_data=constants, shared_arguments=shared)
+    return replace(graph, user_program=program).surface if lifted.loops else graph
 
 
 class DensityInput(NamedTuple):
@@ -174,19 +180,21 @@ def _carries(leaves: Mapping[CarryKey, Abstract], sites: Mapping[str, Site]) -> 
     return tuple(carries)
 
 
-def _check_observed(observed: Sequence[str], sites: Mapping[str, SiteRecord]) -> None:
+def _check_observed(
+    observed: Sequence[str], constants: Mapping[str, Any], sites: Mapping[str, SiteRecord]
+) -> None:
     unknown = [name for name in observed if name not in sites]
     if unknown:
         raise UnsupportedModel(
             f"observed names {unknown[0]!r}, which is not a sample site of the model. Its sample "
             f"sites are: {', '.join(sites)}"
         )
-    if not observed:
+    if not observed and not constants:
         raise UnsupportedModel(
             "observed is empty: there is nothing to condition on. Name the sites that are data, "
             f"out of: {', '.join(sites)}"
         )
-    if len(set(observed)) == len(sites):
+    if len({*observed, *constants}) == len(sites):
         raise UnsupportedModel(
             "every site of the model is observed, so there is nothing to infer. Leave at least one "
             f"of these unobserved: {', '.join(sites)}"

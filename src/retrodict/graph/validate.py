@@ -48,18 +48,40 @@ def validate_data(
                 f"data has '{name}', which is not an observed site: {finding}. Observed are "
                 f"{_names(graph)}"
             )
-    missing = [name for name in graph.observed if name not in data]
+    missing = [name for name in graph.named_observed if name not in data]
     if missing:
         raise DataError(
             f"data lacks site '{missing[0]}': expected {_names(graph)}, found "
             f"{', '.join(map(repr, data)) or 'nothing'}. Give values for every observed site"
         )
-    arrays = {name: _validate_site(graph.sites[name], data[name], many) for name in graph.observed}
-    if many:
-        numbers = {name: array.shape[0] for name, array in arrays.items()}
-        if len(set(numbers.values())) > 1:
-            raise DataError(f"sites have different numbers of data sets: {numbers}")
-    return arrays
+    arrays = {
+        name: _validate_site(graph.sites[name], data[name], many)
+        for name in graph.observed
+        if name in data
+    }
+    numbers = {name: array.shape[0] for name, array in arrays.items()} if many else {}
+    if len(set(numbers.values())) > 1:
+        raise DataError(f"sites have different numbers of data sets: {numbers}")
+    _check_shared_arguments(graph, arrays)
+    for name in graph.constant_data.keys() - data.keys():
+        value = _validate_site(graph.sites[name], graph.constant_data[name], False)
+        leading = (next(iter(numbers.values()), 1),) if many else ()
+        arrays[name] = np.broadcast_to(value, (*leading, *value.shape))
+    return {name: arrays[name] for name in graph.observed}
+
+
+def _check_shared_arguments(graph: Graph, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    for argument, site, dependents, value in graph.shared_arguments:
+        if not np.array_equal(np.broadcast_to(value, arrays[site].shape), arrays[site]):
+            also = ", ".join(f"'{name}'" for name in dependents)
+            raise DataError(
+                f"site '{site}': the data differ from what the model passes to it as obs, which is "
+                f"computed from its argument '{argument}'; this argument also enters the density "
+                f"of {also}. Pass the argument of this data set in model_args or model_kwargs of "
+                f"infer, with one data set at a time; or, in the model, use the value that "
+                f"numpyro.sample returns for '{site}' in place of the argument (for a series, in a "
+                "scan that carries it), and call it without data"
+            )
 
 
 def _names(graph: Graph) -> str:

@@ -112,6 +112,13 @@ class StreamingFilter:
                 f"filter_init cannot stream a model that observes '{outside[0]}' outside of its "
                 "scan. Make it a plain argument of the model, or use infer"
             )
+        for argument, site, _, _ in graph.shared_arguments:
+            raise DataError(
+                f"filter_init cannot stream site '{site}': the argument '{argument}' of the model "
+                "holds its values and enters other densities too. Use the value that "
+                "numpyro.sample returns for the site in place of the argument, and compile the "
+                "model without data"
+            )
         self.stage: Stage = series[0]
 
     @property
@@ -136,12 +143,14 @@ class StreamingFilter:
             site = self.graph.sites[name]
             axes = tuple(axis - 1 for axis in site.axes[1:])
             sites[name] = replace(site, shape=site.shape[1:], time=False, axes=axes)
-        return replace(self.graph, sites=sites)
+        return replace(self.graph, sites=sites, constant_data={})
 
     @cached_property
     def _has_fixed_length(self) -> bool:
         """Whether the model has inputs for a fixed number of steps only."""
-        return any(site.time and 0 in site.heterogeneous_axes for site in self.graph.sites.values())
+        return bool(self.graph.constant_data) or any(
+            site.time and 0 in site.heterogeneous_axes for site in self.graph.sites.values()
+        )
 
     def init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
         """The state before the first observation.
@@ -185,12 +194,13 @@ class StreamingFilter:
             DataError: the data do not fit the model, or the model has no inputs for another step.
             ImpossibleData: no particle gives the data a positive density.
         """
-        arrays = validate_data(self._step_graph, data)
         if self._has_fixed_length and int(state.time) >= self._length:
             raise DataError(
                 f"the model has inputs for {self._length} steps, and all of them have been taken. "
                 "Call the model with inputs for more steps"
             )
+        constants = {name: v[int(state.time)] for name, v in self.graph.constant_data.items()}
+        arrays = validate_data(self._step_graph, {**constants, **data})
         num_particles = state.log_weights.shape[0]
         state, info, possible = self._program(num_particles)(networks, rng_key, state, arrays)
         if int(state.population.failed_stage) >= 0:

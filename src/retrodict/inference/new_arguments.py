@@ -24,7 +24,7 @@ def with_arguments(
     surface = proposal.graph.surface
     graph = trace(
         surface.program.model,
-        surface.observed,
+        surface.named_observed,
         model_args=model_args,
         model_kwargs=model_kwargs,
     )
