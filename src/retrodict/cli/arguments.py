@@ -63,158 +63,6 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises `InputError` instead of exiting, and keeps line breaks in the help."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
-    parser = _Parser(
-        prog="retrodict",
-        description="Compile a NumPyro model into fast, corrected amortized inference.",
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
-    for name, summary, epilog, add_arguments in (
-        ("graph", "show the dependency graph and its inverse", _GRAPH_EXAMPLES, _add_graph),
-        ("compile", "train the inference networks of a model", _COMPILE_EXAMPLES, _add_compile),
-        ("infer", "compute the posterior of a data set", _INFER_EXAMPLES, _add_infer),
-        ("check", "test the calibration on synthetic data", _CHECK_EXAMPLES, _add_check),
-        ("demo", "run an example of the paper", _DEMO_EXAMPLES, _add_demo),
-    ):
-        command = commands.add_parser(name, help=summary, description=summary, epilog=epilog)
-        command.add_argument("--json", action="store_true", help="print the result as JSON")
-        command.add_argument("--quiet", action="store_true", help="print no progress and no notes")
-        command.add_argument("--debug", action="store_true", help="print the traceback of an error")
-        add_arguments(command)
-    return parser
-
-
-def _add_graph(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
-    command.add_argument(
-        "--inverse", choices=get_args(Method), help="draw the inverse, by this inversion method"
-    )
-    _add_output(command, "picture: .svg, .png or .dot")
-
-
-def _add_compile(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
-    _add_output(command, "file for the compiled model, for example model.rd", required=True)
-    _add_minutes(command)
-    command.add_argument("--steps", type=_positive_int, help="limit of gradient steps per network")
-    command.add_argument(
-        "--hidden", type=_positive_ints, metavar="SIZES", help="units per layer, such as 128,128"
-    )
-    command.add_argument("--components", type=_positive_int, help="components of each mixture")
-    command.add_argument(
-        "--inverse",
-        choices=get_args(Method),
-        default="auto",
-        help="inversion method (default: auto)",
-    )
-    command.add_argument(
-        "--resume", type=Path, metavar="FILE", help="continue the training of this compiled model"
-    )
-    command.add_argument("--force", action="store_true", help="replace a file of any type")
-    command.add_argument(
-        "--report", type=Path, metavar="FILE", help="test the calibration too, as `check` does"
-    )
-    _add_datasets(command)
-    _add_particles_and_seed(command)
-
-
-def _add_infer(command: argparse.ArgumentParser) -> None:
-    _add_artefact(command)
-    command.add_argument("data", help=".json, .csv, .npz or .nc; - for JSON on standard input")
-    _add_output(command, "the posterior: .nc for ArviZ, or its summary as .json or .csv")
-    _add_particles_and_seed(command)
-    command.add_argument(
-        "--method",
-        choices=get_args(InferMethod),
-        default="auto",
-        help="inference method (default: auto)",
-    )
-    command.add_argument("--plot", type=Path, metavar="FILE", help="figure: .png, .svg or .pdf")
-    _add_kwargs(command)
-
-
-def _add_check(command: argparse.ArgumentParser) -> None:
-    _add_artefact(command)
-    _add_output(command, "the report: .html")
-    _add_datasets(command)
-    _add_particles_and_seed(command)
-
-
-def _add_demo(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", nargs="?", help="name of the example (default: the first)")
-    _add_minutes(command)
-    command.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("out"),
-        metavar="FOLDER",
-        help="folder for the results (default: out)",
-    )
-
-
-def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", help="file.py:function or package.module:function")
-    command.add_argument(
-        "--observed",
-        type=_names,
-        required=True,
-        metavar="SITES",
-        help="names of the observed sites, separated by commas",
-    )
-    _add_kwargs(command)
-
-
-def _add_kwargs(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--kwargs",
-        metavar="JSON",
-        help="keyword arguments of the model, or @file.json; lists become arrays",
-    )
-
-
-def _add_artefact(command: argparse.ArgumentParser) -> None:
-    command.add_argument("artefact", type=Path, help="file that `retrodict compile` wrote")
-    command.add_argument("--model", help="the model it was compiled from, if that has been moved")
-
-
-def _add_output(command: argparse.ArgumentParser, summary: str, **options: Any) -> None:
-    command.add_argument("-o", "--output", type=Path, metavar="FILE", help=summary, **options)
-
-
-def _add_minutes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--minutes", type=_positive_float, help="time limit for training")
-
-
-def _add_datasets(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--datasets", type=_positive_int, default=200, help="number of data sets (default: 200)"
-    )
-
-
-def _add_particles_and_seed(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--particles",
-        type=_positive_int,
-        default=1000,
-        help="number of particles per data set (default: 1000)",
-    )
-    command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -237,3 +85,108 @@ def _positive_float(text: str) -> float:
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a positive number, found {text!r}")
     return value
+
+
+# Name and summary of every command, and its examples.
+_COMMANDS = {
+    "graph": ("show the dependency graph and its inverse", _GRAPH_EXAMPLES),
+    "compile": ("train the inference networks of a model", _COMPILE_EXAMPLES),
+    "infer": ("compute the posterior of a data set", _INFER_EXAMPLES),
+    "check": ("test the calibration on synthetic data", _CHECK_EXAMPLES),
+    "demo": ("run an example of the paper", _DEMO_EXAMPLES),
+}
+_FLAG: dict[str, Any] = {"action": "store_true"}
+_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+_INVERSION: dict[str, Any] = {"choices": get_args(Method)}
+_METHOD: dict[str, Any] = {"choices": get_args(InferMethod), "default": "auto"}
+# Names of the argument, commands that take it, help, and other settings.
+_ARGUMENTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("--json", "graph compile infer check demo", "print the result as JSON", _FLAG),
+    ("--quiet", "graph compile infer check demo", "print no progress and no notes", _FLAG),
+    ("--debug", "graph compile infer check demo", "print the traceback of an error", _FLAG),
+    ("model", "graph compile", "file.py:function or package.module:function", {}),
+    ("artefact", "infer check", "file that `retrodict compile` wrote", {"type": Path}),
+    ("data", "infer", ".json, .csv, .npz or .nc; - for JSON on standard input", {}),
+    ("name", "demo", "name of the example (default: the first)", {"nargs": "?"}),
+    ("--model", "infer check", "the model it was compiled from, if that has been moved", {}),
+    (
+        "--observed",
+        "graph compile",
+        "names of the observed sites, separated by commas",
+        {"type": _names, "required": True, "metavar": "SITES"},
+    ),
+    (
+        "--kwargs",
+        "graph compile infer",
+        "keyword arguments of the model, or @file.json; lists become arrays",
+        {"metavar": "JSON"},
+    ),
+    ("--inverse", "graph", "draw the inverse, by this inversion method", _INVERSION),
+    ("--inverse", "compile", "inversion method (default: auto)", _INVERSION | {"default": "auto"}),
+    ("-o --output", "graph", "picture: .svg, .png or .dot", _FILE),
+    ("-o --output", "compile", "file for the compiled model", _FILE | {"required": True}),
+    ("-o --output", "infer", "the posterior: .nc for ArviZ, or its summary: .json, .csv", _FILE),
+    ("-o --output", "check", "the report: .html", _FILE),
+    (
+        "-o --output",
+        "demo",
+        "folder for the results (default: out)",
+        {"type": Path, "metavar": "FOLDER", "default": Path("out")},
+    ),
+    ("--minutes", "compile demo", "time limit for training", {"type": _positive_float}),
+    ("--steps", "compile", "limit of gradient steps per network", {"type": _positive_int}),
+    (
+        "--hidden",
+        "compile",
+        "units per layer, such as 128,128",
+        {"type": _positive_ints, "metavar": "SIZES"},
+    ),
+    ("--components", "compile", "components of each mixture", {"type": _positive_int}),
+    ("--resume", "compile", "continue the training of this compiled model", _FILE),
+    ("--force", "compile", "replace a file of any type", _FLAG),
+    ("--report", "compile", "test the calibration too, as `check` does", _FILE),
+    (
+        "--datasets",
+        "compile check",
+        "number of data sets (default: 200)",
+        {"type": _positive_int, "default": 200},
+    ),
+    (
+        "--particles",
+        "compile infer check",
+        "number of particles per data set (default: 1000)",
+        {"type": _positive_int, "default": 1000},
+    ),
+    ("--seed", "compile infer check", "random seed (default: 0)", {"type": int, "default": 0}),
+    ("--method", "infer", "inference method (default: auto)", _METHOD),
+    ("--plot", "infer", "figure: .png, .svg or .pdf", _FILE),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises `InputError` instead of exiting, and keeps line breaks in the help."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = _Parser(
+        prog="retrodict",
+        description="Compile a NumPyro model into fast, corrected amortized inference.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", **_FLAG, help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
+    parsers = {
+        name: commands.add_parser(name, help=summary, description=summary, epilog=examples)
+        for name, (summary, examples) in _COMMANDS.items()
+    }
+    for names, commands_of_argument, summary, settings in _ARGUMENTS:
+        for command in commands_of_argument.split():
+            parsers[command].add_argument(*names.split(), help=summary, **settings)
+    return parser

@@ -32,7 +32,6 @@ from retrodict.cli.resultfiles import (
     check_writable,
     format_posterior,
     posterior_record,
-    replace_nonfinite,
     write_posterior,
 )
 from retrodict.compiled import Compiled, compile, load
@@ -269,16 +268,13 @@ def _check_replaceable(path: Path, force: bool) -> None:
 def _check_infer_paths(options: Namespace) -> None:
     if options.output:
         check_writable(options.output, POSTERIOR_SUFFIXES)
-        if options.data != "-" and _same_file(options.output, Path(options.data)):
+        data = Path(options.data)
+        if options.output.exists() and data.exists() and data.samefile(options.output):
             raise InputError(f"the output {options.output} is the data file; name another file")
     if options.plot:
         check_writable(options.plot, FIGURE_SUFFIXES)
     if options.data != "-" and not Path(options.data).is_file():
         raise InputError(f"there is no data file {options.data}")
-
-
-def _same_file(a: Path, b: Path) -> bool:
-    return a.exists() and b.exists() and a.samefile(b)
 
 
 def _calibrate(
@@ -298,12 +294,11 @@ def _calibrate(
         write_report(path, compiled, calibration)
         note(f"wrote the report {path}")
     verdict = judge(calibration)
+    lines = [f"{calibration.summary()}", "", verdict.headline]
+    lines += [f"  - {reason}" for reason in verdict.reasons]
     passed = bool(calibration.passed)
-    reasons = list(verdict.reasons)
-    record = {"passed": passed, "verdict": verdict.headline, "reasons": reasons}
-    lines = [f"{calibration.summary()}", "", verdict.headline, *(f"  - {r}" for r in reasons)]
-    status = SUCCESS if passed else UNTRUSTED
-    return CommandResult("\n".join(lines), replace_nonfinite(record), status)
+    record = {"passed": passed, "verdict": verdict.headline, "reasons": verdict.reasons}
+    return CommandResult("\n".join(lines), record, SUCCESS if passed else UNTRUSTED)
 
 
 COMMANDS: Mapping[str, Callable[[Namespace, Note], CommandResult]] = {

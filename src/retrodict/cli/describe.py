@@ -4,7 +4,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrodict.cli.resultfiles import replace_nonfinite
 from retrodict.compiled import Compiled, parameter_count
 from retrodict.graph.graph import Graph
 from retrodict.inverse.inverse import Inverse
@@ -32,24 +31,19 @@ def describe_structure(graph: Graph, inverse: Inverse) -> str:
 
 def structure_record(graph: Graph, inverse: Inverse) -> dict[str, Any]:
     """Return the sites, edges and factors as plain data."""
+    site_fields = ("observed", "distribution", "shape", "plates", "time")
     return {
         "sites": {
-            name: {
-                "observed": site.observed,
-                "distribution": site.distribution,
-                "shape": list(site.shape),
-                "plates": list(site.plates),
-                "time": site.time,
-            }
+            name: {field: getattr(site, field) for field in site_fields}
             for name, site in graph.sites.items()
         },
-        "edges": [[edge.parent, edge.child] for edge in graph.edges],
+        "edges": [(edge.parent, edge.child) for edge in graph.edges],
         "inverse": inverse.method,
         "factors": [
             {
-                "latents": list(factor.latents),
+                "latents": factor.latents,
                 "context": sorted(factor.context),
-                "plates": list(factor.plates),
+                "plates": factor.plates,
                 "time": factor.time,
                 "network": None if factor.from_prior else str(factor.network),
             }
@@ -80,7 +74,7 @@ def describe_training(compiled: Compiled) -> str:
 def training_record(compiled: Compiled, path: Path) -> dict[str, Any]:
     """Return the training of each network and the plan for inference as plain data."""
     plan = compiled.plan
-    record = {
+    return {
         "path": str(path),
         "parameters": parameter_count(compiled.networks),
         "networks": {
@@ -99,5 +93,3 @@ def training_record(compiled: Compiled, path: Path) -> dict[str, Any]:
         ],
         "plan": {"method": plan.method, "ess": dict(plan.ess)},
     }
-    json_record: dict[str, Any] = replace_nonfinite(record)
-    return json_record

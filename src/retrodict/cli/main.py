@@ -7,7 +7,6 @@ interrupted.
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import traceback
@@ -20,6 +19,7 @@ from retrodict.artefact import DamagedFile, NewerFormat, OlderFormat
 from retrodict.cli.arguments import build_parser
 from retrodict.cli.commands import COMMANDS
 from retrodict.cli.modelfiles import find_error_line
+from retrodict.cli.resultfiles import to_json
 from retrodict.errors import DataError, InputError, UnsupportedModel
 from retrodict.saving import WrongModel
 
@@ -80,10 +80,7 @@ def _run(options: argparse.Namespace) -> int:
     # The model may print; standard output is for the result only.
     with contextlib.redirect_stdout(sys.stderr):
         result = COMMANDS[options.command](options, note)
-    if options.json:
-        _print(json.dumps(result.record, ensure_ascii=False, allow_nan=False), sys.stdout)
-    else:
-        _print(result.text, sys.stdout)
+    _print(to_json(result.record) if options.json else result.text, sys.stdout)
     return result.status
 
 

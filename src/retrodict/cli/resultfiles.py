@@ -6,7 +6,6 @@ additional axis, list or column `dataset`.
 """
 
 import json
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -42,12 +41,12 @@ def write_posterior(path: Path, posterior: Posterior) -> None:
 
 
 def posterior_record(posterior: Posterior) -> dict[str, Any]:
-    """Return summary, evidence and diagnostics as plain data; non-finite numbers become None."""
+    """Return summary, evidence and diagnostics as plain data."""
     if posterior.batched:
         return {"datasets": [posterior_record(single) for single in posterior]}
-    record = {
+    return {
         "trust": posterior.trust,
-        "reasons": list(posterior.diagnostics.reasons),
+        "reasons": posterior.diagnostics.reasons,
         "method": posterior.method,
         "num_particles": posterior.num_particles,
         "ess": float(posterior.ess),
@@ -56,19 +55,12 @@ def posterior_record(posterior: Posterior) -> dict[str, Any]:
         "log_evidence_se": float(posterior.log_evidence_se),
         "summary": posterior.summary(round_to=None).to_dict(orient="index"),
     }
-    json_record: dict[str, Any] = replace_nonfinite(record)
-    return json_record
 
 
-def replace_nonfinite(value: Any) -> Any:
-    """Replace numbers that JSON cannot represent by None, in nested dicts and lists."""
-    if isinstance(value, dict):
-        return {key: replace_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_nonfinite(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+def to_json(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """Write plain data as JSON; numbers that are not finite become null."""
+    finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+    return json.dumps(finite, ensure_ascii=False, indent=indent)
 
 
 def format_posterior(posterior: Posterior) -> str:
@@ -120,8 +112,7 @@ def _format_batch(posterior: Posterior) -> str:
 
 
 def _write_json(path: Path, posterior: Posterior) -> None:
-    text = json.dumps(posterior_record(posterior), ensure_ascii=False, allow_nan=False, indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(to_json(posterior_record(posterior), indent=2) + "\n", encoding="utf-8")
 
 
 def _write_csv(path: Path, posterior: Posterior) -> None:

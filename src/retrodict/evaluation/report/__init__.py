@@ -1,15 +1,19 @@
 """HTML report on a compiled model: verdict, calibration, structure and training."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrodict.compiled import Compiled
-from retrodict.evaluation.report.verdict import CalibrationResult, Verdict, judge
+from retrodict.evaluation.report.verdict import Verdict, judge
 
-__all__ = ["CalibrationResult", "Verdict", "judge", "write_report"]
+if TYPE_CHECKING:
+    from retrodict.evaluation.calibrate import Calibration
+
+__all__ = ["Verdict", "judge", "write_report"]
 
 
 def write_report(
-    path: str | Path, compiled: Compiled, calibration: CalibrationResult | None = None
+    path: str | Path, compiled: Compiled, calibration: "Calibration | None" = None
 ) -> Path:
     """Write the report as one self-contained HTML file.
 

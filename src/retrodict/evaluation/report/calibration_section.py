@@ -1,26 +1,28 @@
 """The report's section on calibration: charts and a table of the ranks."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
+from retrodict.evaluation.calibration_plot import draw_coverage, draw_ranks
 from retrodict.evaluation.rank_uniformity import (
     CoordinateRanks,
     analyse_coordinates,
     coverage,
-    ecdf_band,
     significance_level,
 )
-from retrodict.evaluation.report.charts import ACCENT, BAD, BAND, MUTED, chart, histogram
+from retrodict.evaluation.report.charts import ACCENT, BAD, BAND, chart, histogram
 from retrodict.evaluation.report.markup import Cell, code, escape, figure, figures, table
-from retrodict.evaluation.report.verdict import CalibrationResult
 from retrodict.particles.diagnostics import GRADES
+
+if TYPE_CHECKING:
+    from retrodict.evaluation.calibrate import Calibration
 
 MAX_ROWS = 40
 
 
-def calibration_section(calibration: CalibrationResult | None) -> str:
+def calibration_section(calibration: "Calibration | None") -> str:
     """Show ranks, coverage, effective sample sizes and Pareto k̂ as charts, and a table."""
     if calibration is None:
         return "<p>Not tested: run <code>retrodict check</code>.</p>"
@@ -38,22 +40,29 @@ def calibration_section(calibration: CalibrationResult | None) -> str:
 
 
 def _rank_figures(coordinates: Sequence[CoordinateRanks]) -> list[str]:
+    level = significance_level(len(coordinates))
+    colours = [BAD if coordinate.p_value < level else ACCENT for coordinate in coordinates]
+    num_failed = colours.count(BAD)
+    ranks_label = f"Ranks of {len(colours)} unknowns, of which {num_failed} are not uniform"
     return [
         figure(
-            _ecdf_chart(coordinates),
+            chart(lambda axes: draw_ranks(axes, coordinates, colours, BAND), ranks_label),
             "<b>Ranks.</b> The rank of the true value among the draws should be uniform. A line "
             "for each unknown shows the deviation; inside the band it is chance. A line on one "
             "side of zero: the draws are biased; an S: the intervals have the wrong width.",
         ),
         figure(
-            _coverage_chart(coordinates),
+            chart(
+                lambda axes: draw_coverage(axes, coordinates, colours, BAND),
+                "Coverage of central intervals, against what they claim",
+            ),
             "<b>Coverage.</b> How often intervals hold the true value, against how often they "
-            "claim to. The diagonal is correct; below it, intervals are too narrow.",
+            "claim to. Most lines should lie in the band; below it, intervals are too narrow.",
         ),
     ]
 
 
-def _weight_figures(calibration: CalibrationResult) -> list[str]:
+def _weight_figures(calibration: "Calibration") -> list[str]:
     return [
         figure(
             histogram(
@@ -76,50 +85,6 @@ def _weight_figures(calibration: CalibrationResult) -> list[str]:
             "weight, and the trust is “poor”.",
         ),
     ]
-
-
-def _ecdf_chart(coordinates: Sequence[CoordinateRanks]) -> str:
-    num_datasets = len(coordinates[0].ranks)
-    band = ecdf_band(num_datasets, len(coordinates))
-    level = significance_level(len(coordinates))
-    failed = [coordinate.p_value < level for coordinate in coordinates]
-    sorted_ranks = [np.sort(coordinate.ranks) for coordinate in coordinates]
-    deviations = [np.arange(1, num_datasets + 1) / num_datasets - ranks for ranks in sorted_ranks]
-    height = 1.1 * max(1.6 * band, *(float(np.abs(d).max()) for d in deviations))
-
-    def draw(axes: Axes) -> None:
-        axes.axhspan(-band, band, color=BAND, lw=0)
-        axes.axhline(0, color=MUTED, lw=0.6)
-        for ranks, deviation, bad in zip(sorted_ranks, deviations, failed, strict=True):
-            axes.step(
-                ranks,
-                deviation,
-                where="post",
-                color=BAD if bad else ACCENT,
-                lw=1.4 if bad else 1.0,
-                alpha=1.0 if bad or len(coordinates) < 5 else 0.5,
-            )
-        axes.set(xlim=(0, 1), ylim=(-height, height))
-        axes.set_xlabel("rank of the true value")
-        axes.set_ylabel("observed − expected")
-
-    label = f"Ranks of {len(coordinates)} unknowns, of which {sum(failed)} are not uniform"
-    return chart(draw, label)
-
-
-def _coverage_chart(coordinates: Sequence[CoordinateRanks]) -> str:
-    levels = np.linspace(0, 1, 101)
-
-    def draw(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], color=MUTED, lw=0.8, ls="--")
-        for coordinate in coordinates:
-            shares = [coverage(coordinate.ranks, level) for level in levels]
-            axes.plot(levels, shares, color=ACCENT, lw=1.0, alpha=0.5)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed", ylabel="held the true value")
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
-        axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-
-    return chart(draw, "Coverage of central intervals, against what they claim")
 
 
 def _table(coordinates: Sequence[CoordinateRanks]) -> str:

@@ -25,7 +25,6 @@ _STYLE: Any = {
     "font.size": 9,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
-    "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
@@ -39,17 +38,13 @@ SIZE = (3.5, 2.3)
 Array = np.ndarray[Any, Any]
 
 
-def chart(
-    draw: Callable[[Axes], None], label: str, *, size: tuple[float, float] = SIZE, title: str = ""
-) -> str:
+def chart(draw: Callable[[Axes], None], label: str, size: tuple[float, float] = SIZE) -> str:
     """Render a chart as an SVG element; `label` describes it for screen readers."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor="none")
         axes = figure.subplots()
         axes.set_facecolor("none")
         draw(axes)
-        if title:
-            axes.set_title(title, fontsize=10, loc="left")
         text = StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=metadata)

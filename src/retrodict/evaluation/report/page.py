@@ -6,17 +6,16 @@ not know the method.
 
 from importlib.metadata import version
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from retrodict.compiled import Compiled, parameter_count
 from retrodict.evaluation.report import sections
 from retrodict.evaluation.report.calibration_section import calibration_section
 from retrodict.evaluation.report.markup import bullets, cards, escape
-from retrodict.evaluation.report.verdict import (
-    CalibrationResult,
-    Verdict,
-    headline_numbers,
-    judge,
-)
+from retrodict.evaluation.report.verdict import Verdict, headline_numbers, judge
+
+if TYPE_CHECKING:
+    from retrodict.evaluation.calibrate import Calibration
 
 _ABOUT = """
 <details><summary>What is this about?</summary>
@@ -47,7 +46,7 @@ _GLOSSARY = {
 }
 
 
-def page(compiled: Compiled, calibration: CalibrationResult | None, title: str) -> str:
+def page(compiled: Compiled, calibration: "Calibration | None", title: str) -> str:
     """Return the HTML document."""
     style = files("retrodict.evaluation.report").joinpath("style.css").read_text(encoding="utf-8")
     contents = [
@@ -92,7 +91,7 @@ def _verdict(verdict: Verdict) -> str:
     )
 
 
-def _numbers(compiled: Compiled, calibration: CalibrationResult | None) -> dict[str, str]:
+def _numbers(compiled: Compiled, calibration: "Calibration | None") -> dict[str, str]:
     history = compiled.history
     seconds = sum(h.seconds for h in history.networks.values())
     rejected_share = sum(history.rejected.values()) / max(history.simulated, 1)

@@ -1,7 +1,9 @@
 """The verdict on a compiled model, from its calibration, in words for a general reader."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,32 +15,11 @@ from retrodict.evaluation.rank_uniformity import (
     significance_level,
 )
 
+if TYPE_CHECKING:
+    from retrodict.evaluation.calibrate import Calibration
+
 # A larger share of posteriors with trust "poor" is worth a warning.
 MAX_POOR_SHARE = 0.05
-
-
-class CalibrationResult(Protocol):
-    """The attributes of a `Calibration` that the report reads."""
-
-    @property
-    def ranks(self) -> Mapping[str, Any]:
-        """Site → normalised rank of the true value among the draws, `(datasets, *shape)`."""
-
-    @property
-    def ess(self) -> Any:
-        """Effective sample size, `(datasets,)`."""
-
-    @property
-    def pareto_k(self) -> Any:
-        """Pareto k̂ of the weights, `(datasets,)`."""
-
-    @property
-    def trust(self) -> Any:
-        """Trust in each posterior, `(datasets,)`."""
-
-    @property
-    def num_particles(self) -> int:
-        """K."""
 
 
 class Verdict(NamedTuple):
@@ -59,7 +40,7 @@ class Verdict(NamedTuple):
     advice: str = ""
 
 
-def judge(calibration: CalibrationResult | None) -> Verdict:
+def judge(calibration: Calibration | None) -> Verdict:
     """Judge a compiled model by its calibration."""
     if calibration is None:
         return Verdict(
@@ -112,9 +93,7 @@ def _imprecise(reasons: tuple[str, ...], poor_share: float) -> Verdict:
     )
 
 
-def _reasons(
-    calibration: CalibrationResult, coordinates: Sequence[CoordinateRanks]
-) -> tuple[str, ...]:
+def _reasons(calibration: Calibration, coordinates: Sequence[CoordinateRanks]) -> tuple[str, ...]:
     ess = np.asarray(calibration.ess, float)
     coverages = [coverage(coordinate.ranks, 0.9) for coordinate in coordinates]
     num_poor = int(np.sum(np.asarray(calibration.trust) == "poor"))
@@ -128,7 +107,7 @@ def _reasons(
     )
 
 
-def headline_numbers(calibration: CalibrationResult) -> dict[str, str]:
+def headline_numbers(calibration: Calibration) -> dict[str, str]:
     """The two most important numbers, by their labels."""
     ess, trust = np.asarray(calibration.ess, float), np.asarray(calibration.trust)
     return {
