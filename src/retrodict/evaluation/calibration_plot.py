@@ -41,7 +41,7 @@ def draw_coverage(
     for coordinate, colour in zip(coordinates, colours, strict=True):
         shares = [coverage(coordinate.ranks, level) for level in levels]
         axes.plot(levels, shares, color=colour, lw=1.0, alpha=0.7)
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed", ylabel="held the true value")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="central interval", ylabel="held the true value")
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
 
@@ -56,7 +56,7 @@ def calibration_plot(calibration: "Calibration") -> Figure:
     draw_ranks(ranks_axes, calibration.coordinates, colours, "0.9")
     draw_coverage(coverage_axes, calibration.coordinates, colours, "0.9")
     ranks_axes.set_title("Ranks of the true values")
-    coverage_axes.set_title("Coverage of central intervals")
+    coverage_axes.set_title("Coverage")
     ess_percent = 100 * calibration.ess / calibration.num_particles
     ess_axes.hist(ess_percent, bins=np.linspace(0, 100, 26), color="C0")
     ess_axes.set(title="Effective sample size", xlabel="% of particles", ylabel="data sets")
