@@ -22,7 +22,7 @@ from retrodict.estimators.conditional import MADE, has_weights
 from retrodict.estimators.estimator import Estimator
 from retrodict.graph.graph import Graph
 from retrodict.graph.loop_surface import on_device, split_steps, stack_steps
-from retrodict.graph.trace import trace
+from retrodict.graph.trace import Observed, trace
 from retrodict.graph.validate import check_data
 from retrodict.inference.fallback import FallbackInference
 from retrodict.inference.filtering import FilterInfo, FilterState, StreamingFilter
@@ -326,7 +326,7 @@ class Compiled:
 def compile(
     rng_key: PRNGKeyArray,
     model: Callable[..., Any],
-    observed: Sequence[str],
+    observed: Observed,
     *,
     model_args: tuple[Any, ...] = (),
     model_kwargs: Mapping[str, Any] | None = None,
@@ -340,7 +340,8 @@ def compile(
     Args:
         rng_key: equal keys give equal networks on one machine, unless `max_seconds` ends training.
         model: an ordinary NumPyro model.
-        observed: names of the sites that will be data.
+        observed: names of the sites that will be data, or a dict from names to the shape of the
+            data or an example, see `trace`.
         model_args, model_kwargs: what to call the model with: sizes and fixed covariates.
         inverse: how to invert the dependency graph, see `invert`.
         estimator: size of the networks.

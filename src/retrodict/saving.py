@@ -34,7 +34,7 @@ from retrodict.training.history import NetworkHistory
 from retrodict.training.rejections import RejectionCounts
 
 _HEADER_KEYS = {
-    *("model", "model_args", "model_kwargs", "graph", "method"),
+    *("model", "model_args", "model_kwargs", "graph", "data_shapes", "method"),
     *("estimator", "networks", "facts", "plan", "history"),
 }
 
@@ -76,6 +76,7 @@ def write_model(
         "model_args": _encode_argument(list(program.args), "model_args", arrays),
         "model_kwargs": _encode_argument(dict(program.kwargs), "model_kwargs", arrays),
         "graph": _describe(parts.proposal.graph.surface),
+        "data_shapes": dict(program.data_shapes),
         "method": parts.proposal.inverse.method,
         "estimator": dataclasses.asdict(parts.estimator),
         "networks": list(parts.networks),
@@ -131,8 +132,13 @@ def _trace(
     kwargs = _decode_argument(header["model_kwargs"], arrays)
     sites = header["graph"]["sites"]
     # Before tracing, which would refuse an observed site that the model lacks as a user's mistake.
-    _check_sites(Program(model, args, kwargs, frozenset(sites)), sites, path)
-    observed = [n for n, site in sites.items() if site["observed"] and not site["constant"]]
+    shapes = _with_tuples(header["data_shapes"])
+    _check_sites(Program(model, args, kwargs, frozenset(sites), shapes), sites, path)
+    observed = {
+        name: shapes.get(name)
+        for name, site in sites.items()
+        if site["observed"] and not site["constant"]
+    }
     graph = trace(model, observed, model_args=args, model_kwargs=kwargs)
     _check_graph(_describe(graph), header["graph"], path)
     return graph

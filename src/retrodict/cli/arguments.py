@@ -71,6 +71,15 @@ def _positive_ints(text: str) -> tuple[int, ...]:
     return tuple(map(_positive_int, _names(text)))
 
 
+def _observed(text: str) -> dict[str, tuple[int, ...] | None]:
+    """Names of sites, each with a shape if it is followed by one, as in `t,y=9x2`."""
+    pairs = (name.partition("=") for name in _names(text))
+    return {
+        name: tuple(map(_positive_int, sizes.split("x"))) if sizes else None
+        for name, _, sizes in pairs
+    }
+
+
 def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
@@ -112,8 +121,8 @@ _ARGUMENTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     (
         "--observed",
         "graph compile",
-        "names of the observed sites, separated by commas",
-        {"type": _names, "required": True, "metavar": "SITES"},
+        "names of the observed sites, separated by commas; y=9x2 states the shape of data",
+        {"type": _observed, "required": True, "metavar": "SITES"},
     ),
     (
         "--kwargs",

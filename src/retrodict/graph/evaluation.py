@@ -9,7 +9,6 @@ from jaxtyping import Array
 
 from retrodict.graph.moments import Moments
 
-Values: TypeAlias = Mapping[str, Array]
 Expect: TypeAlias = Mapping[str, Callable[[Moments], Array]]
 
 

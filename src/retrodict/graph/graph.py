@@ -186,9 +186,10 @@ class Graph:
         return tuple(name for name, site in self.sites.items() if site.observed)
 
     @property
-    def named_observed(self) -> tuple[str, ...]:
-        """Names of the observed sites that are not constants of the model."""
-        return tuple(name for name in self.observed if name not in self.constant_data)
+    def named_observed(self) -> dict[str, tuple[int, ...] | None]:
+        """The observed sites that are not constants of the model, with shapes where stated."""
+        shapes = self.program.data_shapes
+        return {name: shapes.get(name) for name in self.observed if name not in self.constant_data}
 
     @property
     def latent(self) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from retrodict.graph.evaluation import (
     Expect,
     ModelStructure,
     SiteRecord,
-    Values,
 )
 from retrodict.graph.moments import moments
 from retrodict.graph.site_checks import check_plate, check_site
@@ -34,6 +33,7 @@ from retrodict.graph.stable_log_prob import log_prob
 
 if TYPE_CHECKING:
     from retrodict.graph.program import Program
+from retrodict.types import Values
 
 Message: TypeAlias = dict[str, Any]
 NO_KEYS: Mapping[str, PRNGKeyArray] = MappingProxyType({})
@@ -130,6 +130,8 @@ class ModelHandler(Messenger):
         if msg["is_observed"]:
             self.result.obs_values[name] = jnp.asarray(msg["value"])
         sample_shape = msg["kwargs"].get("sample_shape", ())
+        if not sample_shape:
+            msg["fn"] = fn = self._broadcast(msg)
         if self.expect is not None:
             self.result.moments[name] = moments(fn, sample_shape)
         if name in self.values:
@@ -149,6 +151,26 @@ class ModelHandler(Messenger):
         if self.only is None or name in self.only:
             self._score(msg, jnp.asarray(self.scored_at.get(name, value)))
             self._end_if_done()
+
+    def _broadcast(self, msg: Message) -> dist.Distribution:
+        """The distribution broadcast to the shape of the site's data, where that is known."""
+        fn: dist.Distribution = msg["fn"]
+        if msg["name"] in self.program.data_shapes:
+            shape = self.program.data_shapes[msg["name"]][0 if self.scan is None else 1 :]
+        elif msg["is_observed"]:
+            shape = jnp.shape(msg["value"])
+        else:
+            return fn
+        batch_ndim = max(len(shape) - fn.event_dim, 0)
+        try:
+            batch_shape = jnp.broadcast_shapes(shape[:batch_ndim], fn.batch_shape)
+            jnp.broadcast_shapes(shape[batch_ndim:], fn.event_shape)
+        except ValueError as error:
+            raise UnsupportedModel(
+                f"site '{msg['name']}': its data have shape {tuple(shape)}, which does not fit its "
+                f"distribution, of shape {fn.shape()}. State the shape of the data in `observed`"
+            ) from error
+        return fn if batch_shape == fn.batch_shape else fn.expand(batch_shape)
 
     def _end_if_done(self) -> None:
         """Stop when all sites in `only` have their densities; not from inside of a scan."""

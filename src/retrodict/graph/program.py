@@ -15,8 +15,9 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro.distributions.distribution import validation_enabled
 
 from retrodict.errors import UnsupportedModel
-from retrodict.graph.evaluation import Evaluation, Expect, ModelStructure, Values
+from retrodict.graph.evaluation import Evaluation, Expect, ModelStructure
 from retrodict.graph.model_handler import NO_KEYS, NO_VALUES, ModelHandler, ScanEntry, StopModel
+from retrodict.types import Values
 
 Result = TypeVar("Result")
 
@@ -29,6 +30,7 @@ class Program:
         model: the NumPyro model.
         args, kwargs: what it is called with: sizes and fixed covariates, no data.
         observed: the names of the sites that will be data.
+        data_shapes: the shapes of data that the user states; a site's distribution is broadcast.
         scan_sites: for each scan, in program order, the sites inside it.
         guarded: sites whose support depends on other sites, so that a value can lie outside it.
     """
@@ -37,6 +39,7 @@ class Program:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     observed: frozenset[str] = frozenset()
+    data_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scan_sites: tuple[tuple[str, ...], ...] = ()
     guarded: frozenset[str] = frozenset()
 

@@ -8,7 +8,7 @@ element by element, gives the edges. Supports that depend on other sites are wid
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -25,10 +25,12 @@ from retrodict.graph.obs_values import constant_data, shared_arguments
 from retrodict.graph.primitive_rules import Abstract
 from retrodict.graph.program import Program
 
+Observed: TypeAlias = Sequence[str] | Mapping[str, Any]
+
 
 def trace(
     model: Callable[..., Any],
-    observed: Sequence[str],
+    observed: Observed,
     *,
     model_args: tuple[Any, ...] = (),
     model_kwargs: Mapping[str, Any] | None = None,
@@ -37,7 +39,10 @@ def trace(
 
     Args:
         model: an ordinary NumPyro model.
-        observed: the names of the sites that will be data, covariates that are sites included.
+        observed: the names of the sites that will be data, covariates that are sites included. Or
+            a dict from these names to the shape of the data (a tuple) or an example of them, where
+            the data have more axes than the site has when the model is called without data; None
+            for the site's own shape.
         model_args, model_kwargs: what to call the model with: sizes and fixed covariates.
 
     Raises:
@@ -52,12 +57,18 @@ def trace(
         >>> sorted(trace(coin, ["heads"]).unroll().edges)
         [('p', 'heads[0]'), ('p', 'heads[1]'), ('p', 'heads[2]')]
     """
-    if isinstance(observed, str):
-        observed = (observed,)
-    program = Program(model, tuple(model_args), dict(model_kwargs or {}), frozenset(observed))
+    shapes = _data_shapes(observed)
+    program = Program(
+        model,
+        tuple(model_args),
+        dict(model_kwargs or {}),
+        frozenset(shapes),
+        {name: shape for name, shape in shapes.items() if shape is not None},
+    )
     program, structure = program.inspect()
     constants = constant_data(program, structure)
-    _check_observed(observed, constants, structure.sites)
+    _check_observed(list(shapes), constants, structure.sites)
+    _check_shapes(program, structure)
     program = replace(program, observed=program.observed | constants.keys())
     shared = shared_arguments(program, structure)
     lifted = lift(program, structure)
@@ -67,6 +78,32 @@ def trace(
         graph = _graph(program, structure)
     graph = replace(graph, constant_data=constants, shared_arguments=shared)
     return replace(graph, user_program=program).surface if lifted.loops else graph
+
+
+def _data_shapes(observed: Observed) -> dict[str, tuple[int, ...] | None]:
+    """The shape of the data of each site, where it is stated."""
+    if isinstance(observed, str):
+        observed = (observed,)
+    if not isinstance(observed, Mapping):
+        return dict.fromkeys(observed)
+    return {
+        name: value if value is None or _is_shape(value) else np.shape(value)
+        for name, value in observed.items()
+    }
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(size, int) for size in value)
+
+
+def _check_shapes(program: Program, structure: ModelStructure) -> None:
+    for name, shape in program.data_shapes.items():
+        if structure.shapes[name].shape != shape:
+            raise UnsupportedModel(
+                f"observed gives data of site '{name}' the shape {shape}, but the site has shape "
+                f"{structure.shapes[name].shape} and cannot be broadcast to it. State the shape of "
+                "all data of the site, or change the sizes that are arguments of the model"
+            )
 
 
 class DensityInput(NamedTuple):

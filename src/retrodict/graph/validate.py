@@ -105,9 +105,11 @@ def _validate_site(site: Site, values: Any, many: bool) -> np.ndarray[Any, Any]:
         )
     shape = array.shape[1:] if many else array.shape
     if shape != site.shape or (many and array.ndim == 0):
+        more_axes = len(shape) > len(site.shape) and not site.time
         raise DataError(
             f"site '{site.name}': expected shape {_shape(site, many)}, found {array.shape}. If the "
             "model takes its sizes as arguments, pass them as model_args or model_kwargs"
+            + (_MORE_AXES.format(name=site.name, shape=shape) if more_axes else "")
         )
     wrong = ~np.isfinite(array)
     if wrong.any():
@@ -128,6 +130,12 @@ def _validate_site(site: Site, values: Any, many: bool) -> np.ndarray[Any, Any]:
     array = array.astype(site.dtype)
     _check_support(site, array)
     return array
+
+
+_MORE_AXES = (
+    ". The data have more axes than the site has when the model is called without data: if each of "
+    "their entries is an observation of the site, compile with observed={{'{name}': {shape}}}"
+)
 
 
 def _shape(site: Site, many: bool) -> str:
