@@ -1,6 +1,8 @@
 """Define the arguments of the command line and their help texts."""
 
 import argparse
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -17,49 +19,6 @@ examples:
   retrodict demo
 
 exit status: 0 success; 1 the result is not to be trusted; 2 invalid input; 3 error in retrodict
-"""
-_GRAPH_EXAMPLES = """
-examples:
-  retrodict graph model.py:rates --observed t,y -o rates.svg
-  retrodict graph model.py:rates --observed t,y --inverse faithful -o inverse.png
-  retrodict graph mypackage.models:rates --observed t,y --kwargs '{"n": 20}' --json
-"""
-_COMPILE_EXAMPLES = """
-examples:
-  retrodict compile model.py:rates --observed t,y -o rates.rd
-  retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --report report.html
-  retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --resume rates.rd
-
-Ctrl-C ends the training, saves the networks as trained so far, and exits with status 0. A second
-Ctrl-C stops at once and saves nothing. An existing compiled model is replaced only when the new one
-is complete.
-"""
-_INFER_EXAMPLES = """
-examples:
-  retrodict infer rates.rd data.json
-  retrodict infer rates.rd data.csv -o posterior.nc --particles 5000
-  retrodict infer rates.rd data.npz -o summary.csv --model elsewhere/model.py:rates
-  echo '{"t": [94.3, 15.7], "y": [5, 1]}' | retrodict infer rates.rd - --kwargs '{"n": 2}' --json
-
-data:
-  .json  an object of site → number or nested lists; a list of such objects is several data sets
-  .csv   one column per site and one row per element; columns y[0], y[1], … for a site with two
-         axes; if every row holds all elements of every site, each row is a data set
-  .npz   one array per site
-  .nc    NetCDF: the group observed_data, or the variables of the file
-  If every site has an additional first axis, the file holds several data sets.
-"""
-_CHECK_EXAMPLES = """
-examples:
-  retrodict check rates.rd -o report.html
-  retrodict check rates.rd --datasets 500 --json
-
-The exit status is 1 if the inference is not calibrated.
-"""
-_DEMO_EXAMPLES = """
-examples:
-  retrodict demo
-  retrodict demo --minutes 1 -o out
 """
 
 
@@ -96,14 +55,6 @@ def _positive_float(text: str) -> float:
     return value
 
 
-# Name and summary of every command, and its examples.
-_COMMANDS = {
-    "graph": ("show the dependency graph and its inverse", _GRAPH_EXAMPLES),
-    "compile": ("train the inference networks of a model", _COMPILE_EXAMPLES),
-    "infer": ("compute the posterior of a data set", _INFER_EXAMPLES),
-    "check": ("test the calibration on synthetic data", _CHECK_EXAMPLES),
-    "demo": ("run an example of the paper", _DEMO_EXAMPLES),
-}
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 _INVERSION: dict[str, Any] = {"choices": get_args(Method)}
@@ -182,19 +133,26 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
+def build_parser(commands: Mapping[str, Callable[..., Any]]) -> argparse.ArgumentParser:
+    """Build the parser of the command line.
+
+    Args:
+        commands: the commands by name; the first paragraph of a docstring is the summary, the
+            rest follows the options in the help.
+    """
     parser = _Parser(
         prog="retrodict",
         description="Compile a NumPyro model into fast, corrected amortized inference.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", **_FLAG, help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
-    parsers = {
-        name: commands.add_parser(name, help=summary, description=summary, epilog=examples)
-        for name, (summary, examples) in _COMMANDS.items()
-    }
+    subparsers = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
+    parsers = {}
+    for name, run in commands.items():
+        summary, _, examples = (inspect.getdoc(run) or "").partition("\n\n")
+        parsers[name] = subparsers.add_parser(
+            name, help=summary, description=summary, epilog=examples
+        )
     for names, commands_of_argument, summary, settings in _ARGUMENTS:
         for command in commands_of_argument.split():
             parsers[command].add_argument(*names.split(), help=summary, **settings)

@@ -64,7 +64,13 @@ class CommandResult(NamedTuple):
 
 
 def run_graph(options: Namespace, note: Note) -> CommandResult:
-    """Show the dependency graph of a model and its inverse, and draw one of them."""
+    """Show the dependency graph of a model and its inverse, and draw one of them.
+
+    examples:
+      retrodict graph model.py:rates --observed t,y -o rates.svg
+      retrodict graph model.py:rates --observed t,y --inverse faithful -o inverse.png
+      retrodict graph mypackage.models:rates --observed t,y --kwargs '{"n": 20}' --json
+    """
     if options.output:
         check_writable(options.output, PICTURE_SUFFIXES)
     source = _load_source(options)
@@ -78,7 +84,17 @@ def run_graph(options: Namespace, note: Note) -> CommandResult:
 
 
 def run_compile(options: Namespace, note: Note) -> CommandResult:
-    """Compile a model, or continue its training, and save the compiled model."""
+    """Compile a model, or continue its training, and save the compiled model.
+
+    examples:
+      retrodict compile model.py:rates --observed t,y -o rates.rd
+      retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --report report.html
+      retrodict compile model.py:rates --observed t,y -o rates.rd --minutes 5 --resume rates.rd
+
+    Ctrl-C ends the training, saves the networks as trained so far, and exits with status 0. A
+    second Ctrl-C stops at once and saves nothing. An existing compiled model is replaced only when
+    the new one is complete.
+    """
     _check_replaceable(options.output, options.force)
     if options.report:
         check_writable(options.report, REPORT_SUFFIXES)
@@ -96,7 +112,22 @@ def run_compile(options: Namespace, note: Note) -> CommandResult:
 
 
 def run_infer(options: Namespace, note: Note) -> CommandResult:
-    """Infer the posterior of one data set or of several."""
+    """Infer the posterior of one data set or of several.
+
+    examples:
+      retrodict infer rates.rd data.json
+      retrodict infer rates.rd data.csv -o posterior.nc --particles 5000
+      retrodict infer rates.rd data.npz -o summary.csv --model elsewhere/model.py:rates
+      echo '{"t": [94.3, 15.7], "y": [5, 1]}' | retrodict infer rates.rd - --kwargs '{"n": 2}'
+
+    data:
+      .json  an object of site → number or nested lists; a list of such objects is several data sets
+      .csv   one column per site and one row per element; columns y[0], y[1], … for a site with two
+             axes; if every row holds all elements of every site, each row is a data set
+      .npz   one array per site
+      .nc    NetCDF: the group observed_data, or the variables of the file
+      If every site has an additional first axis, the file holds several data sets.
+    """
     _check_infer_paths(options)
     compiled, source = _load_compiled(options)
     infer_key, prior_key = jax.random.split(jax.random.key(options.seed))
@@ -120,7 +151,14 @@ def run_infer(options: Namespace, note: Note) -> CommandResult:
 
 
 def run_check(options: Namespace, note: Note) -> CommandResult:
-    """Test the calibration of a compiled model on synthetic data, and write a report."""
+    """Test the calibration of a compiled model on synthetic data, and write a report.
+
+    examples:
+      retrodict check rates.rd -o report.html
+      retrodict check rates.rd --datasets 500 --json
+
+    The exit status is 1 if the inference is not calibrated.
+    """
     if options.output:
         check_writable(options.output, REPORT_SUFFIXES)
     compiled, source = _load_compiled(options)
@@ -129,7 +167,12 @@ def run_check(options: Namespace, note: Note) -> CommandResult:
 
 
 def run_demo(options: Namespace, note: Note) -> CommandResult:
-    """Run one of the demonstrations that come with the package."""
+    """Run one of the demonstrations that come with the package.
+
+    examples:
+      retrodict demo
+      retrodict demo --minutes 1 -o out
+    """
     try:
         demos = importlib.import_module("retrodict.demos")
     except ModuleNotFoundError as error:

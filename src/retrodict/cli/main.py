@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(command=None, debug=debug, model_file=None, quiet=False)
     try:
         try:
-            build_parser().parse_args(arguments, options)
+            build_parser(COMMANDS).parse_args(arguments, options)
         except SystemExit:
             return 0  # after --help
         with _warnings_as_notes():

@@ -20,10 +20,10 @@ import numpy as np
 
 import retrodict as rd
 from retrodict.demos.models import fhmm
-from retrodict.demos.reference_answers import load_reference
-from retrodict.demos.text_table import format_table
+from retrodict.demos.reference_answers import format_table, load_reference
 from retrodict.particles.resampling import resampler
 from retrodict.particles.weights import ess, normalise
+from retrodict.plotting.ancestry import ancestral_lineages
 
 PARTICLES, RUNS = 100, 10
 # The paper's network: four layers, of which three are hidden.
@@ -159,21 +159,6 @@ def bootstrap_filter(compiled: Any, rng_key: Any, y: np.ndarray) -> FilterRuns:
 
     runs = jax.jit(jax.vmap(one_run))(jax.random.split(rng_key, RUNS))
     return FilterRuns(*map(np.asarray, runs))
-
-
-def ancestral_lineages(ancestors: np.ndarray) -> np.ndarray:
-    """Trace the final particles back: the index of each one's ancestor at every step.
-
-    Args:
-        ancestors: (steps − 1, particles), of one run.
-
-    Returns:
-        (steps, particles); column k is the lineage of final particle k.
-    """
-    lineages = [np.arange(ancestors.shape[1])]
-    for parents in ancestors[::-1]:
-        lineages.insert(0, parents[lineages[0]])
-    return np.stack(lineages)
 
 
 def surviving_ancestors(runs: FilterRuns) -> np.ndarray:

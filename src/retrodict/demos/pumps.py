@@ -17,8 +17,7 @@ from scipy.special import logsumexp
 import retrodict as rd
 from retrodict._xla.jit import run_once
 from retrodict.demos.models import pumps
-from retrodict.demos.reference_answers import load_reference
-from retrodict.demos.text_table import format_table
+from retrodict.demos.reference_answers import format_table, load_reference
 
 # Divide and conquer compiles a program for each of these numbers.
 PARTICLES = (5, 20, 100, 500, 2000, 10_000)

@@ -15,8 +15,7 @@ from numpyro.infer import MCMC, NUTS
 
 import retrodict as rd
 from retrodict.demos.models import regression
-from retrodict.demos.reference_answers import load_reference
-from retrodict.demos.text_table import format_table
+from retrodict.demos.reference_answers import format_table, load_reference
 
 SITES = ("w0", "w1", "w2")
 PARTICLES = 1000

@@ -22,7 +22,7 @@ def plot_ancestry(ancestors: Array, ess_by_stage: Array | None) -> Figure:
         ess_by_stage: Effective sample size before each resampling, and at the end.
     """
     num_particles = ancestors.shape[1]
-    lineages = _lineages(ancestors)
+    lineages = ancestral_lineages(ancestors)
     # Sorted by the earliest ancestor first, branches do not cross.
     order = np.lexsort(lineages[::-1])
     thinning = max(1, -(-num_particles // MAX_LINEAGES))
@@ -33,14 +33,12 @@ def plot_ancestry(ancestors: Array, ess_by_stage: Array | None) -> Figure:
     return figure
 
 
-def _lineages(ancestors: Array) -> Array:
+def ancestral_lineages(ancestors: Array) -> Array:
     """Return the ancestor at each stage of every final particle: `(stages + 1, particles)`."""
-    num_stages, num_particles = ancestors.shape
-    lineages = np.empty((num_stages + 1, num_particles), int)
-    lineages[-1] = np.arange(num_particles)
-    for stage in reversed(range(num_stages)):
-        lineages[stage] = ancestors[stage][lineages[stage + 1]]
-    return lineages
+    lineages = [np.arange(ancestors.shape[1])]
+    for parents in ancestors[::-1]:
+        lineages.append(parents[lineages[-1]])
+    return np.stack(lineages[::-1])
 
 
 def _draw_tree(axes: Axes, lineages: Array) -> None:

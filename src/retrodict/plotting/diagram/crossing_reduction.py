@@ -6,7 +6,6 @@ contiguous.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
@@ -100,19 +99,17 @@ class _Barycentres:
 
 def crossing_cost(graph: LayeredGraph, order: Sequence[int]) -> tuple[int, float]:
     """Return the number of edge crossings and the total horizontal length of the edges."""
-    position = [0.0] * len(order)
-    rank = {i: k for k, i in enumerate(order)}
+    position, rank = np.zeros(len(order)), np.argsort(order)
     for layer in graph.layers:
-        for k, i in enumerate(sorted(layer, key=rank.__getitem__)):
-            position[i] = k - (len(layer) - 1) / 2
-    segments_by_layer: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        sorted_layer = sorted(layer, key=rank.__getitem__)
+        position[sorted_layer] = np.arange(len(layer)) - (len(layer) - 1) / 2
+    segments_by_layer = defaultdict(list)
     for upper, lower, _ in graph.segments:
         segments_by_layer[graph.layer[upper]].append((position[upper], position[lower]))
-    num_crossings = 0
+    num_crossings, length = 0, 0.0
     for segments in segments_by_layer.values():
-        lower_ends: list[float] = []
-        for _, end in sorted(segments):
-            num_crossings += len(lower_ends) - bisect_right(lower_ends, end)
-            insort(lower_ends, end)
-    length = sum(abs(a - b) for segments in segments_by_layer.values() for a, b in segments)
+        upper_ends, lower_ends = np.array(segments).T
+        left_above = upper_ends[:, None] < upper_ends
+        num_crossings += int(np.sum(left_above & (lower_ends[:, None] > lower_ends)))
+        length += float(np.abs(upper_ends - lower_ends).sum())
     return num_crossings, length
