@@ -11,8 +11,8 @@ from retrodict.plotting.panels import (
     POSTERIOR_COLOUR,
     PROBABILITIES,
     Array,
+    draw_scalar,
     element_name,
-    scalar_panel,
 )
 from retrodict.plotting.weighted_statistics import (
     central_interval,
@@ -53,7 +53,7 @@ def plot_pairs(samples: Mapping[str, Array], weights: Array) -> Figure:
                 axes.set_axis_off()
                 continue
             if column == row:
-                scalar_panel(x_name, x).draw(axes, weights)
+                draw_scalar(axes, x, weights)
                 axes.set_ylabel("")
                 axes.set_yticks([])
             else:

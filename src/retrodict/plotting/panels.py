@@ -1,6 +1,8 @@
 """Panels of a figure: the marginal distribution of one site, element or filtered series."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,132 +29,103 @@ MAX_PRIOR_RANGE = 4.0
 Array = np.ndarray[Any, Any]
 
 
-class DensityPanel:
-    """The marginal density of a real scalar."""
+class Panel(NamedTuple):
+    """A panel of a figure: its title, and the function that draws it."""
 
-    def __init__(self, title: str, values: Array, prior: Array | None = None):
-        self.title, self.values, self.prior = title, values, prior
+    title: str
+    draw: Callable[[Axes], None]
 
-    def draw(self, axes: Axes, weights: Array) -> None:
-        """Draw the density, the 94 % highest-density interval, the mean and the prior density."""
-        usable = (weights > 0.0) & np.isfinite(self.values)
-        values, weights = self.values[usable], weights[usable]
-        if self.prior is not None and values.size:
-            self._draw_prior(axes, self.prior[np.isfinite(self.prior)], values, weights)
-        if not values.size or np.ptp(values) == 0.0:
-            axes.axvline(values[0] if values.size else np.nan, color=POSTERIOR_COLOUR)
-        else:
-            x, density = weighted_density(values, weights)
-            axes.plot(x, density, color=POSTERIOR_COLOUR, label="posterior")
-            axes.fill_between(x, density, color=POSTERIOR_COLOUR, alpha=0.2, linewidth=0)
-        if values.size:
-            axes.plot(weighted_hdi(values, np.log(weights), 0.94), (0, 0), color="black", lw=3)
-            axes.plot(np.average(values, weights=weights), 0, "o", color="white", mec="black")
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
 
-    def _draw_prior(self, axes: Axes, prior: Array, values: Array, weights: Array) -> None:
-        low, high = central_interval(values, weights, 0.998)
-        margin = MAX_PRIOR_RANGE * max(high - low, 1e-12 * max(abs(high), 1.0)) / 2
-        prior_low, prior_high = central_interval(prior, np.ones_like(prior), 0.9)
-        within = (max(min(low, prior_low), low - margin), min(max(high, prior_high), high + margin))
-        x, density = weighted_density(prior, np.ones_like(prior), within)
+def draw_density(axes: Axes, values: Array, weights: Array, prior: Array | None = None) -> None:
+    """Draw the density of a real scalar, its 94 % interval and mean, and the prior density."""
+    usable = (weights > 0.0) & np.isfinite(values)
+    values, weights = values[usable], weights[usable]
+    if prior is not None and values.size:
+        prior = prior[np.isfinite(prior)]
+        equal_weights = np.ones_like(prior)
+        within = _limits(central_interval(values, weights, 0.998), prior, MAX_PRIOR_RANGE / 2)
+        x, density = weighted_density(prior, equal_weights, within)
         axes.plot(x, density, color=PRIOR_COLOUR, lw=1.2, ls="--", label="prior", zorder=1)
+    if not values.size or np.ptp(values) == 0.0:
+        axes.axvline(values[0] if values.size else np.nan, color=POSTERIOR_COLOUR)
+    else:
+        x, density = weighted_density(values, weights)
+        axes.plot(x, density, color=POSTERIOR_COLOUR, label="posterior")
+        axes.fill_between(x, density, color=POSTERIOR_COLOUR, alpha=0.2, linewidth=0)
+    if values.size:
+        axes.plot(weighted_hdi(values, np.log(weights), 0.94), (0, 0), color="black", lw=3)
+        axes.plot(np.average(values, weights=weights), 0, "o", color="white", mec="black")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
 
 
-class BarPanel:
-    """The marginal probabilities of an integer or boolean scalar."""
-
-    def __init__(self, title: str, values: Array, prior: Array | None = None):
-        self.title, self.values = title, values.astype(int)
-        self.prior = None if prior is None else prior.astype(int)
-
-    def draw(self, axes: Axes, weights: Array) -> None:
-        """Draw a bar for each value; the prior's bars are outlines."""
-        positive = weights > 0.0
-        values, weights = self.values[positive], weights[positive]
-        support, index = np.unique(values, return_inverse=True)
-        probabilities = np.bincount(index, weights, len(support))
-        axes.bar(support, probabilities, color=POSTERIOR_COLOUR, label="posterior")
-        first, last = central_interval(values.astype(float), weights, 0.998)
-        if self.prior is not None:
-            first, last = self._draw_prior(axes, self.prior, first, last)
-        axes.set_xlim(first - 0.6, last + 0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel("probability", fontsize=8)
-
-    def _draw_prior(
-        self, axes: Axes, prior: Array, first: float, last: float
-    ) -> tuple[float, float]:
-        """Draw the prior and return the first and last value to show."""
-        support, counts = np.unique(prior, return_counts=True)
-        probabilities = counts / len(prior)
-        axes.bar(
-            support, probabilities, fill=False, ec=PRIOR_COLOUR, ls="--", lw=1.2, label="prior"
-        )
-        low, high = central_interval(prior.astype(float), np.ones(len(prior)), 0.9)
-        margin = max(last - first, 4.0)
-        return max(min(first, low), first - margin), min(max(last, high), last + margin)
+def _limits(
+    interval: tuple[float, float], prior: Array, max_margin: float, least_range: float = 0.0
+) -> tuple[float, float]:
+    """Widen the posterior's interval to 90 % of the prior, by limited margins on both sides."""
+    low, high = interval
+    margin = max_margin * max(high - low, least_range, 1e-12 * max(abs(high), 1.0))
+    prior_low, prior_high = central_interval(prior, np.ones_like(prior), 0.9)
+    return max(min(low, prior_low), low - margin), min(max(high, prior_high), high + margin)
 
 
-class IntervalPanel:
-    """The intervals and means of all elements of a site, by flat index."""
+def draw_bars(axes: Axes, values: Array, weights: Array, prior: Array | None = None) -> None:
+    """Draw a bar for each value of an integer or boolean scalar; the prior's are outlines."""
+    values, weights = values[weights > 0.0].astype(int), weights[weights > 0.0]
+    support, index = np.unique(values, return_inverse=True)
+    probabilities = np.bincount(index, weights, len(support))
+    axes.bar(support, probabilities, color=POSTERIOR_COLOUR, label="posterior")
+    first, last = central_interval(values.astype(float), weights, 0.998)
+    if prior is not None:
+        support, counts = np.unique(prior.astype(int), return_counts=True)
+        style: Any = {"fill": False, "ec": PRIOR_COLOUR, "ls": "--", "lw": 1.2, "label": "prior"}
+        axes.bar(support, counts / len(prior), **style)
+        first, last = _limits((first, last), prior.astype(float), 1.0, least_range=4.0)
+    axes.set_xlim(first - 0.6, last + 0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("probability", fontsize=8)
 
-    def __init__(self, title: str, values: Array, prior: Array | None = None):
-        self.title, self.values = title, values.reshape(len(values), -1)
-        self.prior = None if prior is None else prior.reshape(len(prior), -1)
 
-    def draw(self, axes: Axes, weights: Array) -> None:
-        """Draw the 50 and 94 % highest-density intervals and the mean of every element."""
-        positive = weights > 0.0
-        values, weights = self.values[positive].astype(float), weights[positive]
-        index = np.arange(values.shape[1])
-        bounds = np.empty((2, 0))
-        for probability, width in zip(PROBABILITIES, (3.0, 1.0), strict=True):
-            intervals = [weighted_hdi(column, np.log(weights), probability) for column in values.T]
-            bounds = np.array(intervals).T
-            axes.vlines(index, *bounds, color=POSTERIOR_COLOUR, lw=width)
-        means = weights @ values / weights.sum()
-        axes.plot(index, means, "o", color="white", mec=POSTERIOR_COLOUR, ms=4)
-        if self.prior is not None:
-            self._draw_prior(axes, self.prior.astype(float), index, bounds)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("index", fontsize=8)
+def draw_intervals(axes: Axes, values: Array, weights: Array, prior: Array | None = None) -> None:
+    """Draw the 50 and 94 % highest-density intervals and the mean of every element.
 
-    def _draw_prior(self, axes: Axes, prior: Array, index: Array, bounds: Array) -> None:
-        """Draw the central 50 % of the prior as a band, clipped far from the posterior."""
-        low, high = weighted_quantiles(prior.T, np.ones_like(prior.T), [0.25, 0.75])
-        axes.fill_between(
-            index, low, high, color=PRIOR_COLOUR, alpha=0.2, lw=0, zorder=0, step="mid"
-        )
+    The central 50 % of the prior is a band, clipped far from the posterior.
+    """
+    values = values.reshape(len(values), -1)[weights > 0.0].astype(float)
+    weights = weights[weights > 0.0]
+    index = np.arange(values.shape[1])
+    bounds = np.empty((2, 0))
+    for probability, width in zip(PROBABILITIES, (3.0, 1.0), strict=True):
+        intervals = [weighted_hdi(column, np.log(weights), probability) for column in values.T]
+        bounds = np.array(intervals).T
+        axes.vlines(index, *bounds, color=POSTERIOR_COLOUR, lw=width)
+    means = weights @ values / weights.sum()
+    axes.plot(index, means, "o", color="white", mec=POSTERIOR_COLOUR, ms=4)
+    if prior is not None:
+        columns = prior.reshape(len(prior), -1).T.astype(float)
+        low, high = weighted_quantiles(columns, np.ones_like(columns), [0.25, 0.75])
+        style: Any = {"color": PRIOR_COLOUR, "alpha": 0.2, "lw": 0, "zorder": 0, "step": "mid"}
+        axes.fill_between(index, low, high, **style)
         least, greatest = bounds.min(), bounds.max()
         margin = MAX_PRIOR_RANGE * max(greatest - least, 1e-12) / 2
         axes.set_ylim(
             max(min(least, low.min()) - 0.05 * margin, least - margin),
             min(max(greatest, high.max()) + 0.05 * margin, greatest + margin),
         )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("index", fontsize=8)
 
 
-class BandPanel:
-    """Quantiles of a filtered series at each time step, under the weights of that step."""
-
-    def __init__(self, title: str, values: Array, weights: Array):
-        self.title, self.values, self.weights = title, values, weights
-
-    def draw(self, axes: Axes, weights: Array) -> None:
-        """Draw the median and central bands of 50 and 94 %; `weights` are not used."""
-        del weights
-        levels = [0.5, *(0.5 + side * p / 2 for p in PROBABILITIES for side in (-1, 1))]
-        quantiles = weighted_quantiles(self.values.astype(float), self.weights, levels)
-        time = np.arange(len(self.values))
-        for number, alpha in zip((1, 3), (0.45, 0.2), strict=True):
-            low, high = quantiles[number], quantiles[number + 1]
-            axes.fill_between(time, low, high, color=POSTERIOR_COLOUR, alpha=alpha, linewidth=0)
-        axes.plot(time, quantiles[0], color=POSTERIOR_COLOUR)
-        axes.set_xlabel("time", fontsize=8)
-
-
-Panel = DensityPanel | BarPanel | IntervalPanel | BandPanel
+def draw_bands(axes: Axes, values: Array, weights: Array) -> None:
+    """Draw the median and central bands of 50 and 94 % of a filtered series at each time step."""
+    levels = [0.5, *(0.5 + side * p / 2 for p in PROBABILITIES for side in (-1, 1))]
+    quantiles = weighted_quantiles(values.astype(float), weights, levels)
+    time = np.arange(len(values))
+    for number, alpha in zip((1, 3), (0.45, 0.2), strict=True):
+        low, high = quantiles[number], quantiles[number + 1]
+        axes.fill_between(time, low, high, color=POSTERIOR_COLOUR, alpha=alpha, linewidth=0)
+    axes.plot(time, quantiles[0], color=POSTERIOR_COLOUR)
+    axes.set_xlabel("time", fontsize=8)
 
 
 def element_name(site: str, index: tuple[int, ...]) -> str:
@@ -160,25 +133,28 @@ def element_name(site: str, index: tuple[int, ...]) -> str:
     return f"{site}[{', '.join(map(str, index))}]" if index else site
 
 
-def marginal_panels(site: str, values: Array, prior: Array | None = None) -> list[Panel]:
+def draw_scalar(axes: Axes, values: Array, weights: Array, prior: Array | None = None) -> None:
+    """Draw one element: bars for integers, a density for real numbers."""
+    discrete = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
+    (draw_bars if discrete else draw_density)(axes, values, weights, prior)
+
+
+def marginal_panels(
+    site: str, values: Array, weights: Array, prior: Array | None = None
+) -> list[Panel]:
     """Return a panel for each element of a site, or one for all if there are many."""
     shape = values.shape[1:]
     if np.prod(shape) > MAX_PANELS_PER_SITE:
-        return [IntervalPanel(f"{site} [{' × '.join(map(str, shape))}]", values, prior)]
-    return [
-        scalar_panel(
-            element_name(site, index),
-            values[(slice(None), *index)],
-            None if prior is None else prior[(slice(None), *index)],
-        )
-        for index in np.ndindex(shape)
-    ]
-
-
-def scalar_panel(title: str, values: Array, prior: Array | None = None) -> Panel:
-    """Return a panel for one element: bars for integers, a density for real numbers."""
-    discrete = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
-    return BarPanel(title, values, prior) if discrete else DensityPanel(title, values, prior)
+        title = f"{site} [{' × '.join(map(str, shape))}]"
+        draw = partial(draw_intervals, values=values, weights=weights, prior=prior)
+        return [Panel(title, draw)]
+    panels = []
+    for index in np.ndindex(shape):
+        element = (slice(None), *index)
+        element_prior = None if prior is None else prior[element]
+        draw = partial(draw_scalar, values=values[element], weights=weights, prior=element_prior)
+        panels.append(Panel(element_name(site, index), draw))
+    return panels
 
 
 def filtered_panels(posterior: "Posterior", site: str) -> list[Panel]:
@@ -186,10 +162,10 @@ def filtered_panels(posterior: "Posterior", site: str) -> list[Panel]:
     assert posterior.filtered is not None and posterior.filtered_log_weights is not None
     values = np.asarray(posterior.filtered[site])
     weights = np.exp(np.asarray(posterior.filtered_log_weights, np.float64))
-    indices = list(np.ndindex(values.shape[2:]))[:MAX_PANELS_PER_SITE]
     return [
-        BandPanel(
-            element_name(site, i) + ", filtered", values[(slice(None), slice(None), *i)], weights
+        Panel(
+            element_name(site, index) + ", filtered",
+            partial(draw_bands, values=values[(slice(None), slice(None), *index)], weights=weights),
         )
-        for i in indices
+        for index in list(np.ndindex(values.shape[2:]))[:MAX_PANELS_PER_SITE]
     ]

@@ -84,7 +84,7 @@ def _plot_kind(
     if kind == "pairs":
         return plot_pairs({name: np.asarray(posterior.samples[name]) for name in names}, weights)
     if kind == "filtered":
-        return _plot_filtered(posterior, names, weights)
+        return _plot_filtered(posterior, names)
     if posterior.ancestors is None or not posterior.ancestors.shape[0]:
         raise ValueError(
             "this posterior has no ancestry: use a method that resamples, such as method='smc'"
@@ -125,10 +125,10 @@ def _plot_marginals(
         else:
             prior_draws = np.asarray(prior[name]) if name in prior else None
             values = np.asarray(posterior.samples[name])
-            panels.extend(marginal_panels(name, values, prior_draws))
+            panels.extend(marginal_panels(name, values, weights, prior_draws))
     columns = min(MAX_COLUMNS, len(panels)) or 1
     # A single panel must be as wide as the figure's title.
-    figure = _plot_grid(panels, columns, (3.6 if columns > 1 else 5.6, 2.5), weights)
+    figure = _plot_grid(panels, columns, (3.6 if columns > 1 else 5.6, 2.5))
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -145,7 +145,7 @@ def _plot_marginals(
     return figure
 
 
-def _plot_filtered(posterior: "Posterior", names: list[str], weights: Array) -> Figure:
+def _plot_filtered(posterior: "Posterior", names: list[str]) -> Figure:
     filtered_names = [name for name in names if name in (posterior.filtered or {})]
     if not filtered_names:
         raise ValueError(
@@ -153,18 +153,16 @@ def _plot_filtered(posterior: "Posterior", names: list[str], weights: Array) -> 
             "time steps and method='smc'"
         )
     panels = [panel for name in filtered_names for panel in filtered_panels(posterior, name)]
-    return _plot_grid(panels, 1, (8.0, 2.2), weights)
+    return _plot_grid(panels, 1, (8.0, 2.2))
 
 
-def _plot_grid(
-    panels: Sequence[Panel], columns: int, panel_size: tuple[float, float], weights: Array
-) -> Figure:
+def _plot_grid(panels: Sequence[Panel], columns: int, panel_size: tuple[float, float]) -> Figure:
     width, height = panel_size
     rows = -(-len(panels) // columns) or 1
     figure = Figure(figsize=(width * columns, height * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, panels, strict=False):
-        panel.draw(axes, weights)
+        panel.draw(axes)
         axes.set_title(panel.title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid[len(panels) :]:
