@@ -176,6 +176,28 @@ def one_loop_after_the_other(steps=6):
         numpyro.sample(f"y_{t}", dist.Normal(values[t], 0.7))
 
 
+@case(in_time=3)
+def starts_from_the_end_of_another_loop(steps=5):
+    """The first step alone depends on the last site of the loop before."""
+    x = 0.0
+    for t in range(steps):
+        x = numpyro.sample(f"x_{t}", dist.Normal(0.9 * x, 1.0))
+    z = jnp.tanh(x)
+    for t in range(steps):
+        z = numpyro.sample(f"z_{t}", dist.Normal(0.5 * z if t else z, 1.0))
+        numpyro.sample(f"y_{t}", dist.Normal(z, 0.7))
+
+
+@case(in_time=2)
+def carry_computed_for_the_observation(steps=6):
+    """A result that the observation needs first, and the next step after it."""
+    m = 0.0
+    for t in range(steps):
+        x = numpyro.sample(f"x_{t}", dist.Normal(0.5 * m, 1.0))
+        m = jnp.sin(x) + m
+        numpyro.sample(f"y_{t}", dist.Normal(m, 0.7))
+
+
 @case(in_time=2)
 def scale_computed_once(steps=5):
     """Before the loop, but needed from the second step on."""

@@ -63,7 +63,7 @@ def test_nodes_have_the_parents_of_the_network(case):
 @cases
 def test_moral_graph(case):
     graph, network, model = written_out(case)
-    moral = MoralGraph.of(network, network.nodes, given=())
+    moral = MoralGraph.of(network, network.nodes, conditioned=())
     joined = {
         frozenset(pair)
         for node, around in moral.adjacent.items()
@@ -77,7 +77,7 @@ def test_moral_graph(case):
 @cases
 def test_moral_graph_leaves_out_what_joins_given_nodes(case):
     graph, network, model = written_out(case)
-    moral = MoralGraph.of(network, network.nodes, given=network.observed)
+    moral = MoralGraph.of(network, network.nodes, conditioned=network.observed)
     observed = {name for name, node in model.nodes(data=True) if node["observed"]}
     for node, around in moral.adjacent.items():
         for other in around:
@@ -129,7 +129,7 @@ SUPERSETS = {"fhmm_scan", "crossed_groups", "misaligned_plate"}
 def test_elimination_gives_the_neighbours_that_are_left(name):
     graph, network, model = written_out(CASES[name])
     latents = [node for node in network.nodes if node not in network.observed]
-    moral = MoralGraph.of(network, network.nodes, given=network.observed)
+    moral = MoralGraph.of(network, network.nodes, conditioned=network.observed)
     draws = eliminate_all(moral, latents, {n: network.children[n] & {*latents} for n in latents})
     assert sorted(draw.node for draw in draws) == sorted(latents)
     order = [
@@ -191,7 +191,7 @@ def fewest_fill_ins(network):
 @given(networks_of_scalars())
 def test_scalars_are_eliminated_by_fewest_fill_ins(network):
     latents = [node for node in network.nodes if node not in network.observed]
-    moral = MoralGraph.of(network, network.nodes, given=network.observed)
+    moral = MoralGraph.of(network, network.nodes, conditioned=network.observed)
     draws = eliminate_all(moral, latents, {n: network.children[n] & {*latents} for n in latents})
     assert [draw.node for draw in draws[::-1]] == fewest_fill_ins(network)
 
@@ -206,7 +206,7 @@ def test_fill_counts_the_pairs_that_one_element_joins():
 
     graph = rd.trace(model, ["w"])
     network = unroll_time(graph, ())
-    moral = MoralGraph.of(network, network.nodes, given=network.observed)
+    moral = MoralGraph.of(network, network.nodes, conditioned=network.observed)
     # An element of v joins each of three u with its w; the three u are joined already.
     assert moral.fill(Node("v")) == 3
     # All u are coupled and go together: they join the four v with each other.
@@ -226,7 +226,7 @@ def test_elimination_costs_the_same_for_any_size(size):
 
     graph = rd.trace(model, ["y"])
     network = unroll_time(graph, ())
-    moral = MoralGraph.of(network, network.nodes, given=network.observed)
+    moral = MoralGraph.of(network, network.nodes, conditioned=network.observed)
     draw = moral.eliminate(Node("z"))
     relations = {n.site: r.unbounded().terms for n, r in draw.parents.items()}
     assert relations == {"x": {(Window(0, 0, -1, 0),)}, "y": {(Window(0, 0),)}}

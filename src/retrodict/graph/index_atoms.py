@@ -1,9 +1,8 @@
 """Constraints between a position along an axis of one array and one along an axis of another.
 
-They are the atoms of which `index_relations` builds relations: a `Window` of offsets, or a `Table`
-of pairs. None stands for no constraint, which is always a safe superset of the truth: `product`,
-`hull`, `union` and `as_table` return it where they have no rule for a kind of atom, or none that is
-worth its cost.
+They are the atoms of the relations in `index_relations`: a `Window` of offsets, or a `Table` of
+pairs. None stands for no constraint, which is always a valid superset: `product`, `hull`, `union`
+and `as_table` return it where they have no rule for a kind of atom, or where it would be too large.
 """
 
 import math
@@ -151,7 +150,7 @@ def satisfied(
 
 
 def mean_number(atom: Atom, size: int) -> float:
-    """About how many positions of a right axis of this size go with one left position."""
+    """The approximate number of positions of a right axis for one left position."""
     if isinstance(atom, Table):
         return len(atom.places[0]) / atom.shape[0]
     lo, hi = atom.bounds
@@ -203,7 +202,7 @@ def touch(x: Window, y: Window) -> bool:
 
 
 def implies(x: Atom, y: Atom) -> bool:
-    """Whether one constraint implies another; False may also mean that this was not found out."""
+    """Whether one constraint implies another; False may also mean that it could not be decided."""
     if (x.left, x.right) == (y.left, y.right):
         if isinstance(x, Table):
             return bool(satisfied(y, *x.places).all())
@@ -236,7 +235,7 @@ def simplified(atom: Atom, shape: tuple[int, int]) -> Atom | None:
 
 
 def unbounded(window: Window, shape: tuple[int, int]) -> Window:
-    """The window with bounds that exclude nothing, between axes of these sizes, made infinite."""
+    """The window with infinite bounds in place of those that exclude nothing at these sizes."""
     lo = -INF if window.lo <= 1 - shape[0] else window.lo
     hi = INF if window.hi >= shape[1] - 1 else window.hi
     return Window(window.left, window.right, lo, hi)
@@ -256,7 +255,7 @@ def _simplified_table(table: Table) -> Atom | None:
 
 
 def is_dense(entries: float, shape: tuple[int, int]) -> bool:
-    """Whether a table has more entries than it is worth."""
+    """Whether a table has too many entries to be stored."""
     return entries > max(10_000, 16 * sum(shape))
 
 
@@ -290,8 +289,8 @@ def product(x: Atom, y: Atom, shape: tuple[int, int, int]) -> Atom | None:
     if isinstance(x, Table) and y.right is None:
         return _rows_with_entries(limited(x, y.transposed))
     if isinstance(y, Table) and x.left is None:
-        found = _rows_with_entries(limited(y, x.transposed).transposed)
-        return None if found is None else found.transposed
+        limit = _rows_with_entries(limited(y, x.transposed).transposed)
+        return None if limit is None else limit.transposed
     first, second = as_table(x, shape[:2]), as_table(y, shape[1:])
     if first is None or second is None:
         return None

@@ -1,12 +1,13 @@
-"""A JAX function in; for each of its outputs, which elements of which inputs it depends on.
+"""Find which elements of which inputs each output of a JAX function depends on.
 
-The function's jaxpr is interpreted over `Dependence` in place of numbers: one rule a primitive says
-where the axes of a result come from. No array is computed, but for constant indices of a gather or
-a slice. What no rule covers is taken to depend on all of its operands, so that the answer is always
-a superset of the truth: alignment along a plate is proved, not trusted to the declaration.
+An abstract interpreter runs the function's jaxpr over `Dependence` in place of numbers: a rule for
+each primitive relates the axes of a result to those of its operands. No array is computed, except
+for constant indices of a gather or a slice. A result that no rule covers is taken to depend on all
+operands, so that the dependence is always a superset of the true one: alignment along a plate is
+proved from the equations, whatever the model declares.
 
-Constants count as sources, too (`Constant`), where they vary along an axis: that is how elements of
-a plate that are not alike are found.
+Constants that vary along an axis are sources, too (`Constant`): they make elements of a plate
+heterogeneous.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,24 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from retrodict.graph.dependence import Abstract, Dependence, Lazy, together
 from retrodict.graph.index_atoms import INF, Window, left_range, right_range
 from retrodict.graph.index_relations import Relation
 from retrodict.graph.primitive_rules import (
     CALLS,
     ELEMENTWISE,
     RULES,
-    Abstract,
-    Dependence,
-    Lazy,
     anything,
     elementwise,
     shape_of,
-    together,
 )
 
 
 class Constant(NamedTuple):
-    """A source that is no input: an array the function closes over, or a counter."""
+    """A source other than an input: an array the function closes over, or a counter."""
 
     number: int
 
@@ -73,7 +71,7 @@ class _Reader:
         self._scans = 0
 
     def constant_source(self, origin: object) -> Constant:
-        """The name of a constant that varies: the same whenever its origin is met again."""
+        """The source that stands for a constant that varies: the same for the same origin."""
         name = Constant(len(self._constants))
         return self._constants.setdefault(id(origin), (name, origin))[0]
 
@@ -83,7 +81,7 @@ class _Reader:
         return -self._scans
 
     def constant(self, value: Any) -> Abstract:
-        """A constant met in a jaxpr."""
+        """A constant of a jaxpr."""
         shape = np.shape(value)
         varies = False
         if np.size(value) > 1 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -96,25 +94,19 @@ class _Reader:
 
     def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
         """The abstract outputs of a closed jaxpr."""
-        return self.read_open(closed.jaxpr, [self.constant(c) for c in closed.consts], arguments)
-
-    def read_open(
-        self, jaxpr: Jaxpr, consts: Sequence[Abstract], arguments: Sequence[Abstract]
-    ) -> list[Abstract]:
-        """The abstract outputs of a jaxpr whose constants are given."""
-        known: dict[Var, Abstract] = {}
-        known.update(zip(jaxpr.constvars, consts, strict=True))
-        known.update(zip(jaxpr.invars, arguments, strict=True))
+        jaxpr, constants = closed.jaxpr, map(self.constant, closed.consts)
+        inputs = zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True)
+        values: dict[Var, Abstract] = dict(inputs)
 
         def look_up(atom: Any) -> Abstract:
             if isinstance(atom, Literal):
                 return Abstract(Dependence.nothing(), np.shape(atom.val), Lazy(lambda: atom.val))
-            return known[atom]
+            return values[atom]
 
         for eqn in jaxpr.eqns:
             operands = [look_up(atom) for atom in eqn.invars]
             results = self._apply(eqn, operands)
-            known.update(zip(eqn.outvars, results, strict=True))
+            values.update(zip(eqn.outvars, results, strict=True))
         return [look_up(atom) for atom in jaxpr.outvars]
 
     def _apply(self, eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Abstract]:
@@ -126,20 +118,20 @@ class _Reader:
         if name == "scan":
             return _scan(eqn, operands, self)
         if name == "cond":
-            found = _branch(eqn, operands, self)
+            results = _branch(eqn, operands, self)
         elif name == "iota":
-            found = _iota(eqn, self)
+            results = _iota(eqn, self)
         elif name in RULES:
-            found = RULES[name](eqn, operands)
+            results = RULES[name](eqn, operands)
         elif name in ELEMENTWISE and all(len(o.shape) in (0, len(shapes[0])) for o in operands):
-            found = [elementwise(operands, shapes[0])] * len(shapes)
+            results = [elementwise(operands, shapes[0])] * len(shapes)
         else:
-            found = [anything(operands)] * len(shapes)
+            results = [anything(operands)] * len(shapes)
         constant = all(operand.constant is not None for operand in operands)
         by_step = _evaluated_by_step(eqn, operands)
         return [
             Abstract(dep, shape, _evaluated(eqn, operands, number) if constant else None, by_step)
-            for number, (dep, shape) in enumerate(zip(found, shapes, strict=True))
+            for number, (dep, shape) in enumerate(zip(results, shapes, strict=True))
         ]
 
 
@@ -166,7 +158,7 @@ def _evaluated(eqn: JaxprEqn, operands: Sequence[Abstract], number: int) -> Lazy
 
 
 def _evaluated_by_step(eqn: JaxprEqn, operands: Sequence[Abstract]) -> tuple[int, Lazy] | None:
-    """The values of a number at all steps of a scan, if all it is computed from is constant."""
+    """The values of a scalar at all steps of a scan, if it is computed from constants alone."""
     steps = {operand.by_step[0] for operand in operands if operand.by_step is not None}
     if len(steps) != 1 or any(operand.shape for operand in operands):
         return None
@@ -201,7 +193,7 @@ def _branch(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> lis
 
 
 def _where_chosen(result: Dependence, choice: Abstract, branch: int) -> Dependence:
-    """Limit a result of a branch to the steps of a scan that take it, if that is known."""
+    """Limit a result of a branch to the steps of a scan that take it, if these are constant."""
     if choice.by_step is None:
         return result
     step, values = choice.by_step
@@ -219,9 +211,9 @@ _EXACT_STEPS = 64
 
 
 def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[Abstract]:
-    """Follow the carry from step to step until nothing new comes, or widen.
+    """Follow the carry from step to step up to a fixed point, with widening (Cousot & Cousot 1977).
 
-    At step t the carry is what step t − 1 left, or the initial carry at the first step. Lags longer
+    At step t the carry is that of step t − 1, or the initial carry at the first step. Lags longer
     than `_EXACT_STEPS`, as of a running sum, become "all of the past".
     """
     num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
@@ -263,7 +255,7 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
 
 
 def _step_of(array: Abstract, step: int) -> Abstract:
-    """What one step of a scan sees of an array."""
+    """The entry of an array that is the input of one step of a scan."""
     shape = array.shape[1:]
     sizes = {step: array.shape[0], **dict(enumerate(shape))}
     atoms = [Window(step, 0), *(Window(axis, axis + 1) for axis in range(len(shape)))]

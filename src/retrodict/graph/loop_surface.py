@@ -1,4 +1,4 @@
-"""Translate between the user's sites and those that stand for the sites of a Python loop."""
+"""Translate between the user's sites `x_0, x_1, …` and the lifted sites of Python loops."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,59 +9,61 @@ import numpy as np
 from jaxtyping import Array
 
 from retrodict.graph.graph import Edge, Graph, Site, Support
-from retrodict.graph.index_relations import Relation
 
 
 def stack_steps(graph: Graph, values: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
-    """Values of the user's sites as those of the lifted graph's.
+    """Values of the user's sites as values of the lifted graph's sites.
 
     Args:
-        graph: the lifted one.
-        values: by the user's names; sites of a loop are all there, or none is.
-        axis: where the steps go: behind as many leading axes.
+        graph: the lifted graph.
+        values: values by the user's names; of the sites of a loop, all or none.
+        axis: the position of the new axis of steps.
     """
-    found = dict(values)
+    stacked = dict(values)
     for name, steps in _steps(graph):
         if steps[0] in values:
-            found[name] = np.stack([np.asarray(found.pop(step)) for step in steps], axis)
-    return found
+            stacked[name] = np.stack([np.asarray(stacked.pop(step)) for step in steps], axis)
+    return stacked
 
 
 def split_steps(graph: Graph, values: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
     """Values of the lifted graph's sites by the user's names: sites in program order, then others.
 
-    Entries of a loop are NumPy's, and views of one array. What has no axis of steps is repeated.
+    Values of the steps of a loop are views of one NumPy array. A value without an axis of steps is
+    repeated.
 
     Args:
-        graph: the lifted one.
-        values: by names of the lifted graph.
-        axis: that of the steps, behind as many leading axes.
+        graph: the lifted graph.
+        values: values by names of the lifted graph.
+        axis: the axis of steps.
     """
     if not graph.loops:
         return dict(values)
-    found = dict(values)
+    split = dict(values)
     for name, steps in _steps(graph):
-        if name in found:
-            array = np.asarray(found.pop(name))
+        if name in split:
+            array = np.asarray(split.pop(name))
             if array.ndim > axis:
-                rows: Iterable[Any] = np.ascontiguousarray(np.moveaxis(array, axis, 0))
+                entries: Iterable[Any] = np.ascontiguousarray(np.moveaxis(array, axis, 0))
             else:
-                rows = [array] * len(steps)
-            found |= zip(steps, rows, strict=True)
-    order = [name for name in graph.surface.sites if name in found]
-    return {name: found[name] for name in dict.fromkeys([*order, *found])}
+                entries = [array] * len(steps)
+            split |= zip(steps, entries, strict=True)
+    order = [name for name in graph.surface.sites if name in split]
+    return {name: split[name] for name in dict.fromkeys([*order, *split])}
 
 
 def on_device(values: Mapping[str, Any]) -> dict[str, Array]:
-    """JAX's arrays in the same order, all put there at once."""
+    """Values as JAX arrays in the same order, transferred all at once."""
     return dict(zip(values, jax.device_put(list(values.values())), strict=True))
 
 
 def by_user_site(graph: Graph, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Flags of the lifted graph's sites by the user's names, where there is one for each step."""
-    own = {name: flag for name, flag in flags.items() if np.ndim(flag) and graph.sites[name].steps}
-    rest = {name: np.all(flag) for name, flag in flags.items() if name not in own}
-    return split_steps(graph, own) | rest
+    by_step = {
+        name: flag for name, flag in flags.items() if np.ndim(flag) and graph.sites[name].steps
+    }
+    rest = {name: np.all(flag) for name, flag in flags.items() if name not in by_step}
+    return split_steps(graph, by_step) | rest
 
 
 def _steps(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -69,7 +71,7 @@ def _steps(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def surface_graph(graph: Graph) -> Graph:
-    """The graph with the user's sites in place of those that stand for the sites of a loop."""
+    """The graph with the user's sites in place of the lifted sites of loops."""
     sites: dict[str, Site] = {}
     loops = {name: loop for loop in graph.loops for name in loop}
     for site in graph.sites.values():
@@ -79,33 +81,28 @@ def surface_graph(graph: Graph) -> Graph:
             together = [graph.sites[name] for name in loops[site.name] if name in graph.sites]
             for step in range(len(site.steps)):
                 sites |= {s.steps[step]: _step_site(s, step) for s in together}
-    relations: dict[tuple[str, str], Relation] = {
-        (parent, child): relation
-        for edge in graph.edges
-        for parent, child, relation in _step_relations(graph, edge)
-    }
     order = {name: number for number, name in enumerate(sites)}
-    pairs = sorted(relations, key=lambda pair: (order[pair[1]], order[pair[0]]))
+    edges = (step_edge for edge in graph.edges for step_edge in _step_edges(graph, edge))
     guarded = [graph.sites[name] for name in graph.program.guarded]
     assert graph.user_program is not None
     program = replace(
         graph.user_program,
         guarded=frozenset(name for site in guarded for name in site.steps or (site.name,)),
     )
-    inside = {site.scan for site in graph.sites.values() if site.steps}
-    own = [number for number in range(len(graph.scan_lengths)) if number not in inside]
+    lifted = {site.scan for site in graph.sites.values() if site.steps}
+    scans = [number for number in range(len(graph.scan_lengths)) if number not in lifted]
     return replace(
         graph,
         sites=sites,
-        edges=tuple(Edge(*pair, relations[pair]) for pair in pairs),
+        edges=tuple(sorted(edges, key=lambda edge: (order[edge.child], order[edge.parent]))),
         plates={
             name: size
             for name, size in graph.plates.items()
             if any(name in site.plates for site in sites.values())
         },
-        scan_lengths=tuple(graph.scan_lengths[number] for number in own),
-        reversed_scans=tuple(graph.reversed_scans[number] for number in own),
-        carries=tuple(carry for carry in graph.carries if carry.key.scan in own),
+        scan_lengths=tuple(graph.scan_lengths[number] for number in scans),
+        reversed_scans=tuple(graph.reversed_scans[number] for number in scans),
+        carries=tuple(carry for carry in graph.carries if carry.key.scan in scans),
         program=program,
         loops=(),
         source=graph,
@@ -113,13 +110,13 @@ def surface_graph(graph: Graph) -> Graph:
 
 
 def _step_site(site: Site, step: int) -> Site:
-    """One step of a site that stands for those of a loop."""
+    """The user's site at one step of a lifted site."""
 
     def bound(leaf: Any) -> Any:
         if not np.ndim(leaf):
             return leaf
-        own = np.asarray(leaf)[step]
-        return own.flat[0].item() if np.all(own == own.flat[0]) else own
+        bounds = np.asarray(leaf)[step]
+        return bounds.flat[0].item() if np.all(bounds == bounds.flat[0]) else bounds
 
     support: Support = jax.tree.map(bound, site.support)
     return replace(
@@ -136,12 +133,12 @@ def _step_site(site: Site, step: int) -> Site:
     )
 
 
-def _step_relations(graph: Graph, edge: Edge) -> Iterator[tuple[str, str, Relation]]:
-    """Parent, child and relation between the user's sites, for an edge of the lifted graph."""
+def _step_edges(graph: Graph, edge: Edge) -> Iterator[Edge]:
+    """The edges between the user's sites for an edge of the lifted graph."""
     parent, child = graph.sites[edge.parent], graph.sites[edge.child]
     for step, name in enumerate(child.steps or (child.name,)):
         of_child = edge.relation.fix(left={0: step}) if child.steps else edge.relation
         for parent_step, parent_name in enumerate(parent.steps or (parent.name,)):
             relation = of_child.fix(right={0: parent_step}) if parent.steps else of_child
             if relation:
-                yield parent_name, name, relation
+                yield Edge(parent_name, name, relation)

@@ -1,218 +1,151 @@
 """Rules for the primitives of JAX: what a result depends on, given what its operands depend on.
 
 A rule relates the elements of a result to those of the operands. A primitive without a rule is
-taken to depend on all of its operands: a superset is always safe.
+taken to depend on all of its operands: a superset of the true dependence is always valid.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
-from numpy.typing import NDArray
 
-from retrodict.graph.index_atoms import INF, Atom, Table, Window, left_range, right_range
-from retrodict.graph.index_relations import Relation
-
-
-@dataclass(frozen=True)
-class Dependence:
-    """The relations of one array to every source that it depends on."""
-
-    sources: Mapping[Hashable, Relation]
-
-    @staticmethod
-    def nothing() -> "Dependence":
-        """The dependence of an array that depends on no source."""
-        return Dependence({})
-
-    def __or__(self, other: "Dependence") -> "Dependence":
-        if not other.sources:
-            return self
-        merged = dict(self.sources)
-        for source, relation in other.sources.items():
-            merged[source] = merged[source] | relation if source in merged else relation
-        return Dependence(merged)
-
-    def through(self, relation: Relation) -> "Dependence":
-        """The dependence of a result that is related to this array."""
-        composed = {name: relation.compose(source) for name, source in self.sources.items()}
-        return Dependence({name: source for name, source in composed.items() if source})
-
-
-@dataclass(frozen=True)
-class Abstract:
-    """What is known of an array.
-
-    Attributes:
-        dependence: on what it depends.
-        shape: of the array.
-        constant: the array itself, if it is a constant.
-        by_step: inside of a scan, its values at all steps, if they are constants.
-    """
-
-    dependence: Dependence
-    shape: tuple[int, ...]
-    constant: "Lazy | None" = None
-    by_step: "tuple[int, Lazy] | None" = None
-
-    @property
-    def value(self) -> NDArray[Any] | None:
-        """The array itself, if it is a constant."""
-        return None if self.constant is None else self.constant.value
-
-    def take(self, atoms: Iterable[Atom], shape: Sequence[int]) -> Dependence:
-        """The dependence of a result of this shape, which atoms relate to the array."""
-        if not self.dependence.sources:
-            return self.dependence
-        return self.dependence.through(Relation.of(atoms, shape, self.shape))
-
-    def keep(self, axes: Mapping[int, int], shape: Sequence[int]) -> Dependence:
-        """The dependence of a result of this shape with axes kept whole: old axis → new axis."""
-        return self.take([Window(new, old) for old, new in axes.items()], shape)
-
-
-class Lazy:
-    """A constant that is computed when somebody asks for it."""
-
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute = compute
-
-    @cached_property
-    def value(self) -> NDArray[Any]:
-        """The constant, computed now if it has not been before."""
-        with jax.ensure_compile_time_eval():
-            return np.asarray(self._compute())
-
+from retrodict.graph.dependence import Abstract, Dependence, together
+from retrodict.graph.index_atoms import INF, Atom, Table, Window, right_range
 
 Rule: TypeAlias = Callable[[JaxprEqn, Sequence[Abstract]], list[Dependence]]
+Shape: TypeAlias = tuple[int, ...]
+Parameters: TypeAlias = Mapping[str, Any]
 
 
-def shape_of(var: Any) -> tuple[int, ...]:
+def shape_of(var: Any) -> Shape:
     """The shape of a variable of a jaxpr."""
     return tuple(getattr(var.aval, "shape", ()))
 
 
-def together(parts: Sequence[Dependence]) -> Dependence:
-    """What depends on all that any of the parts depends on."""
-    total = Dependence.nothing()
-    for part in parts:
-        total = total | part
-    return total
-
-
-def elementwise(operands: Sequence[Abstract], shape: tuple[int, ...]) -> Dependence:
-    """Position by position; an axis of size one is stretched over the result's."""
+def elementwise(operands: Sequence[Abstract], shape: Shape) -> Dependence:
+    """Position by position; an axis of size one is broadcast along the result's."""
     return together(
-        [
-            operand.dependence
-            if operand.shape in ((), shape)
-            else operand.keep({a: a for a, n in enumerate(operand.shape) if n == shape[a]}, shape)
-            for operand in operands
-        ]
+        operand.dependence
+        if operand.shape in ((), shape)
+        else operand.keep({a: a for a, n in enumerate(operand.shape) if n == shape[a]}, shape)
+        for operand in operands
     )
 
 
 def anything(operands: Sequence[Abstract]) -> Dependence:
     """Every position may depend on all of every operand."""
-    return together([operand.take([], ()) for operand in operands])
+    return together(operand.take([], ()) for operand in operands)
 
 
-def _broadcast_in_dim(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, shape = operands[0], eqn.params["shape"]
-    places = eqn.params["broadcast_dimensions"]
-    kept = {i: d for i, d in enumerate(places) if operand.shape[i] == shape[d]}
-    return [operand.keep(kept, shape)]
+# Results whose axes are related to axes of the first operand. These functions take the equation's
+# parameters and the shapes of operand and result, and return the atoms of that relation.
 
 
-def _squeeze(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    return [_drop(operands[0], eqn.params["dimensions"])]
+def _moved(atoms: Callable[[Parameters, Shape, Shape], Iterable[Atom]]) -> Rule:
+    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+        operand, shape = operands[0], shape_of(eqn.outvars[0])
+        return [operand.take(atoms(eqn.params, operand.shape, shape), shape)]
+
+    return rule
 
 
-def _drop(operand: Abstract, gone: Iterable[int]) -> Dependence:
-    axes = [axis for axis in range(len(operand.shape)) if axis not in {*gone}]
-    shape = [operand.shape[axis] for axis in axes]
-    return operand.keep({old: new for new, old in enumerate(axes)}, shape)
+def _broadcast_in_dim(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    dimensions = enumerate(parameters["broadcast_dimensions"])
+    return [Window(axis, i) for i, axis in dimensions if old[i] == new[axis]]
 
 
-def _reshape(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, old, new = operands[0], operands[0].shape, eqn.params["new_sizes"]
-    atoms: list[Atom] = []
+def _squeeze(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    return _without(parameters["dimensions"], old)
+
+
+def _without(axes: Sequence[int], shape: Shape) -> list[Window]:
+    rest = (axis for axis in range(len(shape)) if axis not in axes)
+    return [Window(number, axis) for number, axis in enumerate(rest)]
+
+
+def _transpose(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    return [Window(axis, source) for axis, source in enumerate(parameters["permutation"])]
+
+
+def _cumulate(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    bounds = (0.0, INF) if parameters["reverse"] else (-INF, 0.0)
+    return [Window(a, a, *(bounds if a == parameters["axis"] else ())) for a in range(len(old))]
+
+
+def _slice(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    for axis, start in enumerate(parameters["start_indices"]):
+        stride = (parameters["strides"] or (1,) * len(old))[axis]
+        if stride == 1:
+            yield Window(axis, axis, start, start)
+        else:
+            yield Table.of_index(axis, axis, old[axis], start + stride * np.arange(new[axis]))
+
+
+def _reverse(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    for axis, n in enumerate(old):
+        if axis in parameters["dimensions"]:
+            yield Table.of_index(axis, axis, n, np.arange(n)[::-1])
+        else:
+            yield Window(axis, axis)
+
+
+def _tile(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
+    for source, n in enumerate(old):
+        axis = len(new) - len(old) + source
+        if n == new[axis]:
+            yield Window(axis, source)
+        else:
+            yield Table.of_index(axis, source, n, np.arange(new[axis]) % n)
+
+
+def _reshape(parameters: Parameters, old: Shape, new: Shape) -> Iterable[Atom]:
     for old_axes, new_axes in _matching_runs(old, new):
-        old_axes = [axis for axis in old_axes if old[axis] > 1]
-        new_axes = [axis for axis in new_axes if new[axis] > 1]
-        if len(new_axes) != 1:
-            continue  # one axis split into several: no single axis of the result says where
-        (place,), sizes = new_axes, [old[axis] for axis in old_axes]
-        if len(sizes) == 1:
-            atoms.append(Window(place, old_axes[0]))
-            continue
-        for axis, index in zip(
-            old_axes, np.unravel_index(np.arange(new[place]), sizes), strict=True
-        ):
-            atoms.append(Table.of_index(place, axis, old[axis], index))
-    return [operand.take(atoms, new)]
+        if len(new_axes) == 1:  # of several, no single axis of the result determines the position
+            (axis,), sizes = new_axes, [old[source] for source in old_axes]
+            indices = np.unravel_index(np.arange(new[axis]), sizes)
+            for source, index in zip(old_axes, indices, strict=True):
+                yield Table.of_index(axis, source, old[source], index)
 
 
-def _matching_runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut both shapes into the shortest runs of axes with equal numbers of elements."""
-    runs: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        a = old[i] if left else 1
-        b = new[j] if right else 1
-        i, j = i + len(left), j + len(right)
-        while a != b:
-            if a < b:
-                left.append(i)
-                a *= old[i]
-                i += 1
-            else:
-                right.append(j)
-                b *= new[j]
-                j += 1
-        runs.append((left, right))
-    return runs
+def _matching_runs(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut both shapes into the shortest runs of axes with equal numbers of elements.
+
+    Axes of size one belong to no run.
+    """
+
+    def ends(shape: Shape) -> dict[int, int]:
+        axes = [axis for axis, n in enumerate(shape) if n > 1]
+        return dict(zip(axes, np.cumprod([shape[axis] for axis in axes]).tolist(), strict=True))
+
+    before, after, start = ends(old), ends(new), 1
+    for end in sorted({*before.values()} & {*after.values()}):
+        first, second = (
+            [a for a, e in side.items() if start < e <= end] for side in (before, after)
+        )
+        yield first, second
+        start = end
 
 
-def _transpose(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    kept = {old: new for new, old in enumerate(eqn.params["permutation"])}
-    return [operands[0].keep(kept, shape_of(eqn.outvars[0]))]
+# Results that all depend on the same elements of all operands.
 
 
-def _reduce(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    gone = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
-    total = together(
-        [_drop(operand, gone) if operand.shape else operand.dependence for operand in operands]
-    )
-    return [total] * len(eqn.outvars)
+def _reduced(axes: Callable[[Parameters, Shape], Sequence[int]], *, keepdims: bool = False) -> Rule:
+    """The rule of an operation over some axes, position by position along the others."""
+
+    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+        shape, parts = shape_of(eqn.outvars[0]), []
+        for operand in operands:
+            atoms = _without(axes(eqn.params, operand.shape), operand.shape)
+            if keepdims:
+                atoms = [Window(atom.right, atom.right) for atom in atoms]
+            parts.append(operand.take(atoms, operand.shape if keepdims else shape))
+        return [together(parts)] * len(eqn.outvars)
+
+    return rule
 
 
-def _cumulate(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, along = operands[0], eqn.params["axis"]
-    lo, hi = (0.0, INF) if eqn.params["reverse"] else (-INF, 0.0)
-    atoms = [
-        Window(axis, axis, lo, hi) if axis == along else Window(axis, axis)
-        for axis in range(len(operand.shape))
-    ]
-    return [operand.take(atoms, operand.shape)]
-
-
-def _slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * len(starts)
-    operand = operands[0]
-    atoms = [
-        Window(axis, axis, start, start)
-        if stride == 1
-        else Table.of_index(axis, axis, operand.shape[axis], np.arange(start, stop, stride))
-        for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True))
-    ]
-    return [operand.take(atoms, shape_of(eqn.outvars[0]))]
+# Slices, joins and updates.
 
 
 def _dynamic_slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
@@ -239,21 +172,46 @@ def _dynamic_update_slice(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[D
     return [operand.dependence | update.take(atoms, operand.shape) | anything(starts)]
 
 
-def _split(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    parts, start = [], 0
-    for size, var in zip(eqn.params["sizes"], eqn.outvars, strict=True):
-        parts.append(_shifted(operands[0], eqn.params["axis"], start, shape_of(var)))
-        start += size
-    return parts
+Pieces: TypeAlias = Callable[[Parameters, Sequence[Shape]], Iterable[list[Atom]]]
 
 
-def _shifted(operand: Abstract, along: int, offset: int, shape: Sequence[int]) -> Dependence:
-    """A result whose axes are the operand's, one of them shifted."""
-    atoms = [
-        Window(axis, axis, offset, offset) if axis == along else Window(axis, axis)
-        for axis in range(len(shape))
-    ]
-    return operand.take(atoms, shape)
+def _cut(pieces: Pieces) -> Rule:
+    """The rule of an operation that cuts an array into pieces."""
+
+    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+        shapes = list(map(shape_of, eqn.outvars))
+        pairs = zip(pieces(eqn.params, shapes), shapes, strict=True)
+        return [operands[0].take(atoms, shape) for atoms, shape in pairs]
+
+    return rule
+
+
+def _joined(pieces: Pieces) -> Rule:
+    """The rule of an operation that joins arrays."""
+
+    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+        shape = shape_of(eqn.outvars[0])
+        pairs = zip(pieces(eqn.params, [o.shape for o in operands]), operands, strict=True)
+        return [together(o.take([a.transposed for a in atoms], shape) for atoms, o in pairs)]
+
+    return rule
+
+
+def _consecutive(parameters: Parameters, shapes: Sequence[Shape]) -> Iterable[list[Atom]]:
+    """For each piece of an array along an existing axis, where its axes are in the array."""
+    along, start = parameters.get("axis", parameters.get("dimension")), 0
+    for shape in shapes:
+        offsets = (start if axis == along else 0 for axis in range(len(shape)))
+        yield [Window(axis, axis, offset, offset) for axis, offset in enumerate(offsets)]
+        start += shape[along]
+
+
+def _layers(parameters: Parameters, shapes: Sequence[Shape]) -> Iterable[list[Atom]]:
+    """For each piece of an array along a new axis, where its axes are in the array."""
+    along = parameters["axis"]
+    for number, shape in enumerate(shapes):
+        axes = [Window(axis, axis + (axis >= along)) for axis in range(len(shape))]
+        yield [right_range(along, number, number + 1), *axes]
 
 
 def _pad(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
@@ -270,80 +228,12 @@ def _pad(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     return [operand.take(atoms, shape) | filler.dependence]
 
 
-def _concatenate(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    along, shape = eqn.params["dimension"], shape_of(eqn.outvars[0])
-    parts, start = [], 0
-    for operand in operands:
-        parts.append(_shifted(operand, along, -start, shape))
-        start += operand.shape[along]
-    return [together(parts)]
+def _scatter(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+    return [operands[0].dependence | anything(operands[1:])]
 
 
-def _stack(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    along, shape = eqn.params["axis"], shape_of(eqn.outvars[0])
-    return [
-        together(
-            [
-                operand.take(
-                    [left_range(along, number, number + 1), *_around(along, operand.shape)], shape
-                )
-                for number, operand in enumerate(operands)
-            ]
-        )
-    ]
-
-
-def _around(along: int, shape: Sequence[int]) -> list[Window]:
-    """The axes of an array in one that has a further axis."""
-    return [Window(axis + (axis >= along), axis) for axis in range(len(shape))]
-
-
-def _unstack(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    along, shape = eqn.params["axis"], shape_of(eqn.outvars[0])
-    rest = [atom.transposed for atom in _around(along, shape)]
-    return [
-        operands[0].take([right_range(along, number, number + 1), *rest], shape)
-        for number in range(len(eqn.outvars))
-    ]
-
-
-def _tile(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand, shape = operands[0], shape_of(eqn.outvars[0])
-    first = len(shape) - len(operand.shape)
-    atoms = [
-        Window(first + axis, axis)
-        if n == shape[first + axis]
-        else Table.of_index(first + axis, axis, n, np.arange(shape[first + axis]) % n)
-        for axis, n in enumerate(operand.shape)
-    ]
-    return [operand.take(atoms, shape)]
-
-
-def _each_its_own(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
+def _barrier(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
     return [operand.dependence for operand in operands]
-
-
-def _batched(number: int) -> Rule:
-    """The rule of an operation over the last axes, position by position along the others."""
-
-    def rule(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-        total = together(
-            [o.keep({a: a for a in range(len(o.shape) - number)}, o.shape) for o in operands]
-        )
-        return [total] * len(eqn.outvars)
-
-    return rule
-
-
-def _reverse(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    operand = operands[0]
-    atoms = [
-        Table.of_index(axis, axis, n, np.arange(n)[::-1])
-        if axis in eqn.params["dimensions"]
-        else Window(axis, axis)
-        for axis, n in enumerate(operand.shape)
-    ]
-    return [operand.take(atoms, operand.shape)]
 
 
 def _dot_general(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
@@ -406,18 +296,6 @@ def _constant_gather(
     return atoms
 
 
-def _scatter(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    return [operands[0].dependence | anything(operands[1:])]
-
-
-def _sort(eqn: JaxprEqn, operands: Sequence[Abstract]) -> list[Dependence]:
-    along = eqn.params["dimension"]
-    total = together(
-        [o.keep({a: a for a in range(len(o.shape)) if a != along}, o.shape) for o in operands]
-    )
-    return [total] * len(eqn.outvars)
-
-
 CALLS = frozenset(
     """
     jit pjit closed_call core_call call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
@@ -438,59 +316,45 @@ ELEMENTWISE = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _names(text: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(text.split(), rule)
+
+
 RULES: dict[str, Rule] = {
-    "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
+    "broadcast_in_dim": _moved(_broadcast_in_dim),
+    "concatenate": _joined(_consecutive),
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
+    "optimization_barrier": _barrier,
     "pad": _pad,
-    "reshape": _reshape,
-    "rev": _reverse,
-    "slice": _slice,
-    "sort": _sort,
-    "split": _split,
-    "squeeze": _squeeze,
-    "stack": _stack,
-    "tile": _tile,
-    "top_k": _batched(1),
-    "unstack": _unstack,
-    "optimization_barrier": _each_its_own,
-    "transpose": _transpose,
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulate),
-    **dict.fromkeys(
-        ("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"), _batched(2)
+    "reshape": _moved(_reshape),
+    "rev": _moved(_reverse),
+    "slice": _moved(_slice),
+    "sort": _reduced(lambda parameters, _: [parameters["dimension"]], keepdims=True),
+    "split": _cut(_consecutive),
+    "squeeze": _moved(_squeeze),
+    "stack": _joined(_layers),
+    "tile": _moved(_tile),
+    "top_k": _reduced(lambda _, shape: [len(shape) - 1], keepdims=True),
+    "transpose": _moved(_transpose),
+    "unstack": _cut(_layers),
+    **_names("cumsum cumprod cummax cummin cumlogsumexp", _moved(_cumulate)),
+    **_names(
+        "cholesky eig eigh lu qr svd triangular_solve",
+        _reduced(lambda _, shape: range(len(shape))[-2:], keepdims=True),
     ),
-    **dict.fromkeys(
-        (
-            "argmax",
-            "argmin",
-            "reduce",
-            "reduce_and",
-            "reduce_max",
-            "reduce_min",
-            "reduce_or",
-            "reduce_prod",
-            "reduce_sum",
-            "reduce_xor",
-        ),
-        _reduce,
+    **_names(
+        "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum "
+        "reduce_xor",
+        _reduced(lambda parameters, _: parameters["axes"]),
     ),
-    **dict.fromkeys(
-        (
-            "scatter",
-            "scatter-add",
-            "scatter-max",
-            "scatter-min",
-            "scatter-mul",
-            "scatter-sub",
-            "scatter_add",
-            "scatter_max",
-            "scatter_min",
-            "scatter_mul",
-            "scatter_sub",
-        ),
+    "reduce": _reduced(lambda parameters, _: parameters["dimensions"]),
+    **_names(
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub "
+        "scatter_add scatter_max scatter_min scatter_mul scatter_sub",
         _scatter,
     ),
 }

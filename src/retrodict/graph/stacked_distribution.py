@@ -1,6 +1,6 @@
-"""A distribution of independent copies, each with parameters of its own."""
+"""A distribution of independent copies of one family with different parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,14 +12,14 @@ from jaxtyping import Array
 class Stacked(dist.Distribution):
     """Independent distributions of one form, as one with a leading batch axis.
 
-    NumPyro's distributions broadcast their parameters from the right, each by rules of its own, so
-    copies cannot in general be made by stacking parameters: every method is vectorised instead.
+    NumPyro's distributions broadcast their parameters from the right, by rules that differ between
+    distributions, so stacked parameters do not in general give copies: every method is vectorised.
 
     Args:
         leaves: the parameters as leaves of a pytree.
         stacked: which of them have a leading axis of copies; the others are the same for all.
         tree: the structure of the pytree.
-        number: of copies.
+        number: the number of copies.
     """
 
     pytree_data_fields = ("leaves",)
@@ -35,30 +35,31 @@ class Stacked(dist.Distribution):
     @property
     def base_dist(self) -> dist.Distribution:
         """The distribution of the first copy."""
-        leaves = (
-            leaf[0] if stacked else leaf
-            for leaf, stacked in zip(self.leaves, self.stacked, strict=True)
-        )
-        first: dist.Distribution = jax.tree.unflatten(self.tree, list(leaves))
-        return first
+        return self._copy([leaf[0] for leaf in self._parameters])
+
+    @property
+    def _parameters(self) -> list[Any]:
+        return [leaf for leaf, stacked in zip(self.leaves, self.stacked, strict=True) if stacked]
+
+    def _copy(self, parameters: Iterable[Any]) -> dist.Distribution:
+        """One copy, from its entries of the stacked parameters."""
+        entries = iter(parameters)
+        pairs = zip(self.leaves, self.stacked, strict=True)
+        leaves = [next(entries) if stacked else leaf for leaf, stacked in pairs]
+        copy: dist.Distribution = jax.tree.unflatten(self.tree, leaves)
+        return copy
 
     def each(self, fn: Callable[..., Any], *arguments: Array) -> Any:
         """Apply a function of a distribution, and of entries of the arguments, to every copy."""
-        copies = [leaf for leaf, stacked in zip(self.leaves, self.stacked, strict=True) if stacked]
 
-        def one(copies: list[Array], number: Array, *rest: Array) -> Any:
-            own = iter(copies)
-            leaves = [
-                next(own) if stacked else leaf
-                for leaf, stacked in zip(self.leaves, self.stacked, strict=True)
-            ]
-            return fn(jax.tree.unflatten(self.tree, leaves), *rest)
+        def one(parameters: list[Array], _: Array, *rest: Array) -> Any:
+            return fn(self._copy(parameters), *rest)
 
-        return jax.vmap(one)(copies, jnp.arange(self.number), *arguments)
+        return jax.vmap(one)(self._parameters, jnp.arange(self.number), *arguments)
 
     @property
     def support(self) -> Any:
-        """Of all copies; where its bounds differ, they are aligned with the copies."""
+        """The support of all copies; bounds that differ are aligned with the copies."""
         support = self.base_dist.support
         bounds, form = jax.tree.flatten(self.each(lambda fn: fn.support))
         axes = len(self.batch_shape) + len(self.event_shape)
@@ -75,18 +76,18 @@ class Stacked(dist.Distribution):
         return jnp.moveaxis(draws, 0, len(sample_shape))
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Array:
-        """Log density of every copy."""
+        """The log density of every copy."""
         density: Array = self.each(lambda fn, value: fn.log_prob(value), value)
         return density
 
     @property
     def mean(self) -> Array:
-        """Of every copy."""
+        """The mean of every copy."""
         mean: Array = self.each(lambda fn: fn.mean)
         return mean
 
     @property
     def variance(self) -> Array:
-        """Of every copy."""
+        """The variance of every copy."""
         variance: Array = self.each(lambda fn: fn.variance)
         return variance

@@ -15,6 +15,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from retrodict.errors import UnsupportedModel
+from retrodict.graph.dependence import Abstract
 from retrodict.graph.evaluation import CarryKey, Evaluation, ModelStructure, SiteRecord
 from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
 from retrodict.graph.index_atoms import Window
@@ -22,7 +23,6 @@ from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, Flow
 from retrodict.graph.loops.lifting import lift
 from retrodict.graph.obs_values import constant_data, shared_arguments
-from retrodict.graph.primitive_rules import Abstract
 from retrodict.graph.program import Program
 
 Observed: TypeAlias = Sequence[str] | Mapping[str, Any]

@@ -61,7 +61,7 @@ class DensitySchedule:
 
     @cached_property
     def prior_latents(self) -> frozenset[str]:
-        """Latents sampled from the model's own conditional.
+        """Latents sampled from the model's conditional.
 
         Their density and their log q are equal, so that neither is counted.
         """
@@ -78,11 +78,10 @@ class DensitySchedule:
 
         It is the first stage for a density that depends on data alone.
         """
-        return {name: self._last_sampled(name) for name in self.counted}
-
-    def _last_sampled(self, name: str) -> int:
-        variables = (name, *self.graph.parents(name))
-        return max(self.sampling_stage.get(variable, 0) for variable in variables)
+        return {
+            name: max(self.sampling_stage.get(v, 0) for v in (name, *self.graph.parents(name)))
+            for name in self.counted
+        }
 
     @cached_property
     def closing(self) -> tuple[tuple[str, ...], ...]:
@@ -131,7 +130,7 @@ class DensitySchedule:
     def marginal_stages(self) -> dict[int, int]:
         """When a marginal of a factor's latents replaces their prior, in divide and conquer.
 
-        A stage whose latents have a prior that is counted later has no proper target of its own.
+        A stage whose latents have a prior that is counted later has no proper target.
         From that stage on, a learned marginal m of the factor's latents is a part of the target; it
         is divided out at the stage that counts the last of their priors.
 

@@ -1,4 +1,4 @@
-"""Group nodes in the order drawn into joint factors.
+"""Group nodes in sampling order into joint factors.
 
 Consecutive nodes that depend on one another form one joint factor, and copies of a factor along a
 plate or in time share one network: Paige & Wood (2016), sec. 3.3 and figs. 2 to 4.
@@ -14,7 +14,7 @@ from functools import reduce
 from operator import or_
 
 from retrodict.graph.graph import Graph, Site
-from retrodict.graph.index_atoms import INF, Sizes, Window
+from retrodict.graph.index_atoms import INF, Window
 from retrodict.graph.index_relations import Relation
 from retrodict.inverse.variable_elimination import Draw
 
@@ -25,8 +25,8 @@ class Input:
 
     Attributes:
         site: its name.
-        relation: which of its elements a copy of the factor sees. The left axes are those that the
-            factor is repeated over (time first, then plates), the right axes are the site's own.
+        relation: which of its elements a copy of the factor reads. The left axes are those that
+            the factor is repeated over (time first, then plates), the right axes those of the site.
         same_scan: whether site and factor lie in the same scan, so that their first axes are steps
             of the same series.
     """
@@ -37,24 +37,25 @@ class Input:
 
     @property
     def steps(self) -> tuple[float, float] | None:
-        """The steps seen of a site in the same scan, relative to the factor's own; else None.
+        """The steps read of a site in the same scan, relative to the factor's step; else None.
 
-        (−1, −1) is the step before, (0, inf) this one and the future.
+        (−1, −1) is the step before, (0, inf) this step and the future.
         """
         return self.relation.window(0, 0) if self.same_scan else None
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What one network draws.
+    """Latents that one network draws jointly.
 
     Attributes:
-        latents: site names in the order drawn.
-        context: names of the sites it looks at; a site of a scan may look at its own past.
-        plates: what it is repeated over; plates of the latents that are not here are drawn jointly.
+        latents: site names in sampling order.
+        context: names of the sites it conditions on; a site of a scan may condition on its past.
+        plates: plates it is repeated over; elements of the latents along other plates are drawn
+            jointly.
         network: equal for factors that share weights.
-        time: whether it is repeated in time, one draw a step of a scan.
-        backward: in time from the last step to the first.
+        time: whether it is repeated in time, with one draw for each step of a scan.
+        backward: whether steps are drawn from the last to the first.
         inputs: how each site of the context enters.
         from_prior: whether it is drawn from the model's conditional, because no observation depends
             on it.
@@ -71,12 +72,12 @@ class Factor:
 
 
 def make_factors(graph: Graph, draws: Sequence[Draw], backward: bool) -> tuple[Factor, ...]:
-    """Group nodes in the order drawn into factors.
+    """Group nodes in sampling order into factors.
 
     Args:
-        graph: the model's.
-        draws: one a node, in the order drawn.
-        backward: scans are drawn from the last step to the first.
+        graph: the model's graph.
+        draws: the nodes with their parents, in sampling order.
+        backward: whether scans are drawn from the last step to the first.
     """
     # All steps of a scan are copies of one factor.
     copies: dict[tuple[str, ...], list[list[Draw]]] = {}
@@ -87,9 +88,9 @@ def make_factors(graph: Graph, draws: Sequence[Draw], backward: bool) -> tuple[F
 
 
 def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
-    """Cut the order into blocks; every step of a scan is cut in the same way.
+    """Cut the sampling order into blocks; all steps of a scan are cut like one in the middle.
 
-    The way is that of a step in the middle, which has both a past and a future.
+    A step in the middle has both a past and a future.
     """
     steps = {d.node.step for d in draws if d.node.step is not None}
     middle = sorted(steps)[len(steps) // 2] if steps else None
@@ -101,7 +102,7 @@ def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
             block.append(draw)
         else:
             block = [draw]
-    # Where scans take turns, others may come between two sites in some of the steps.
+    # Where scans alternate, other sites may come between two sites in some of the steps.
     adjacent = Counter(
         (a.node.site, b.node.site)
         for a, b in itertools.pairwise(draws)
@@ -112,12 +113,8 @@ def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
 
     blocks: list[list[Draw]] = []
     for draw in draws:
-        last = blocks[-1][-1] if blocks else None
-        if (
-            last is not None
-            and last.node.step == draw.node.step
-            and (last.node.site, draw.node.site) in together
-        ):
+        last = blocks[-1][-1].node if blocks else draw.node
+        if last.step == draw.node.step and (last.site, draw.node.site) in together:
             blocks[-1].append(draw)
         else:
             blocks.append([draw])
@@ -125,7 +122,7 @@ def _blocks(graph: Graph, draws: Sequence[Draw]) -> list[list[Draw]]:
 
 
 def _belongs(graph: Graph, block: Sequence[Draw], draw: Draw) -> bool:
-    """Whether a node depends on every node of a block, element by element, and is indexed alike."""
+    """Whether a node depends on every node of a block by element and has the same plates."""
     if draw.from_prior or block[0].from_prior:
         return False
     first, site = graph.sites[block[0].node.site], graph.sites[draw.node.site]
@@ -165,7 +162,7 @@ def _factor(
     inputs = []
     for name in (name for name in graph.sites if name in relations):
         in_time = site.time or graph.sites[name].time
-        relation = (_common if in_time else _union)(relations[name])
+        relation = _common(relations[name]) if in_time else reduce(or_, relations[name])
         relation = _with_time(relation, site, graph.sites[name])
         if name in reached:
             relation = relation.restrict(Window(0, 0, *_window(reached[name], last_step)))
@@ -186,25 +183,18 @@ def network_name(latents: Iterable[str], context: Iterable[str] | None) -> str:
     """A readable name of a network, different for different latents or context.
 
     Args:
-        latents: what it draws.
-        context: the sites that it sees; None for a marginal, which sees none.
+        latents: the sites that it draws.
+        context: the sites that it conditions on; None for a marginal.
     """
 
     def quoted(name: str) -> str:
         return name if re.fullmatch(r"\w+", name) else json.dumps(name)
 
-    drawn = " ".join(map(quoted, latents))
-    return (
-        f"{drawn} |" if context is None else " ".join([drawn, "|", *map(quoted, sorted(context))])
-    )
-
-
-def _union(relations: Sequence[Relation]) -> Relation:
-    return reduce(or_, relations)
+    return " ".join([*map(quoted, latents), "|", *map(quoted, sorted(context or ()))])
 
 
 def _common(relations: Sequence[Relation]) -> Relation:
-    """What is true at all of a few steps, so that it may be said of the steps that follow."""
+    """The constraints that hold at all of a few steps, so that they are assumed at all others."""
     first = relations[0]
     if all(relation == first for relation in relations):
         return first
@@ -215,25 +205,30 @@ def _common(relations: Sequence[Relation]) -> Relation:
 def _with_time(relation: Relation, latent: Site, site: Site) -> Relation:
     """A relation between plates as one between all index axes, of which time is the first."""
 
-    def moved(sizes: Sizes, time: bool) -> dict[int, int]:
-        return {axis: axis + time for axis in sizes}
-
-    relation = relation.move(moved(relation.left, latent.time), moved(relation.right, site.time))
-    lengths = [{0: s.shape[0]} if s.time else {} for s in (latent, site)]
-    left, right = {**lengths[0], **relation.left}, {**lengths[1], **relation.right}
-    return replace(relation, left=left, right=right)
+    relation = relation.move(
+        {axis: axis + latent.time for axis in relation.left},
+        {axis: axis + site.time for axis in relation.right},
+    )
+    steps = [{0: s.shape[0]} if s.time else {} for s in (latent, site)]
+    return replace(
+        relation, left={**steps[0], **relation.left}, right={**steps[1], **relation.right}
+    )
 
 
 def _window(reached: set[tuple[int, int]], last: int) -> tuple[float, float]:
-    """The steps seen, relative to one's own; to the end of the series where that is the rule."""
-    offsets = [theirs - mine for mine, theirs in reached]
-    lo: float = min(offsets)
-    hi: float = max(offsets)
+    """The range of parents' steps relative to the factor's; infinite if all reach an end.
+
+    Args:
+        reached: pairs of a step of the factor and a step of the parent.
+        last: the last step.
+    """
     by_step: dict[int, list[int]] = {}
-    for mine, theirs in reached:
-        by_step.setdefault(mine, []).append(theirs)
-    if hi > 0 and len(by_step) > 2 and all(max(seen) == last for seen in by_step.values()):
+    for step, parent in reached:
+        by_step.setdefault(step, []).append(parent)
+    lo: float = min(parent - step for step, parent in reached)
+    hi: float = max(parent - step for step, parent in reached)
+    if hi > 0 and len(by_step) > 2 and all(last in parents for parents in by_step.values()):
         hi = INF
-    if lo < 0 and len(by_step) > 2 and all(min(seen) == 0 for seen in by_step.values()):
+    if lo < 0 and len(by_step) > 2 and all(0 in parents for parents in by_step.values()):
         lo = -INF
     return lo, hi

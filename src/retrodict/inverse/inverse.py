@@ -1,7 +1,7 @@
-"""A dependency graph in; its inverse out: factors that draw the latents given the data.
+"""Invert a dependency graph: find factors that draw the latents given the data.
 
-Paige & Wood (2016), sec. 3.1: p̃(x | y) = ∏ p̃(x_i | PaH(x_i)). See `retrodict.orders` for the three
-ways to choose an order and parents, `retrodict.factors` for joint blocks.
+The inverse is p̃(x | y) = ∏ p̃(x_i | PaH(x_i)), Paige & Wood (2016), sec. 3.1. `orderings` has the
+methods to choose the order and the parents PaH, `factors` groups variables into joint factors.
 """
 
 import itertools
@@ -27,12 +27,13 @@ Method = Literal["auto", "blanket", "faithful", "filter"]
 
 @dataclass(frozen=True)
 class Inverse:
-    """A model turned round.
+    """The inverse of a model.
 
     Attributes:
         graph: the model's graph.
-        method: how it was turned round; never "auto".
-        lifted_factors: in the order drawn, of the graph in which Python loops are scans and plates.
+        method: the method of inversion; never "auto".
+        lifted_factors: factors, in sampling order, of the graph in which Python loops are scans and
+            plates.
     """
 
     graph: Graph
@@ -46,25 +47,25 @@ class Inverse:
 
     @cached_property
     def surface(self) -> "Inverse":
-        """The inverse with the user's sites."""
+        """The inverse in terms of the user's sites."""
         return replace(self, graph=self.graph.surface) if self.graph.loops else self
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
-        """In the order drawn."""
+        """The factors in sampling order."""
         if self.graph.source is None:
             return self.lifted_factors
         return user_factors(self.graph.source, self.lifted_factors)
 
     @cached_property
-    def _written_out(self) -> tuple[Network, list[Draw]]:
+    def _unrolled(self) -> tuple[Network, list[Draw]]:
         self.graph.check_unrollable()
-        return _turn(self.graph.lifted, self.method, self.graph.lifted.scan_lengths)
+        return _invert(self.graph.lifted, self.method, self.graph.lifted.scan_lengths)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The unrolled latent variables in the order in which they are drawn."""
-        network, draws = self._written_out
+        """The unrolled latent variables in sampling order."""
+        network, draws = self._unrolled
         sites = self.graph.lifted.sites
         return tuple(
             sites[draw.node.site].variable(_with_step(draw.node, index))
@@ -73,10 +74,13 @@ class Inverse:
         )
 
     def unroll(self) -> "nx.DiGraph[str]":
-        """The plain inverse network: edges into the latent variables, for small instances."""
+        """The inverse as a Bayesian network over single variables, for small models.
+
+        All edges lead into latent variables.
+        """
         import networkx as nx  # slow to import
 
-        network, draws = self._written_out
+        network, draws = self._unrolled
         sites = self.graph.lifted.sites
         inverse: nx.DiGraph[str] = nx.DiGraph()
         for site in self.graph.sites.values():
@@ -97,7 +101,7 @@ class Inverse:
         return inverse
 
     def render(self) -> "Picture":
-        """A picture of the inverse: squares are networks, from what they see to what they draw."""
+        """A picture of the inverse: squares are networks, between their inputs and outputs."""
         from retrodict.plotting.graphical_model import inverse_picture
 
         return inverse_picture(self)
@@ -113,13 +117,16 @@ def _elements(network: Network, draw: Draw) -> Iterator[tuple[int, ...]]:
 
 
 def invert(graph: Graph, method: Method = "auto") -> Inverse:
-    """Turn a graph round.
+    """Invert a dependency graph.
 
     Args:
-        graph: from `trace`.
+        graph: a graph from `trace`.
         method: "blanket" (the paper's sec. 3.1), "faithful" (Webb et al. 2018), "filter" (the
             paper's fig. 4: step by step, each step inverted given the past), or "auto": "filter"
             where latents and observations alternate in time, else "faithful".
+
+    Returns:
+        The inverse, whose factors draw the latents given the data.
 
     Example:
         >>> import numpyro, numpyro.distributions as dist
@@ -140,12 +147,12 @@ def invert(graph: Graph, method: Method = "auto") -> Inverse:
     if method == "auto":
         method = "filter" if _alternates(lifted) else "faithful"
     steps = [min(length, 2 * _longest_lag(lifted) + 3) for length in lifted.scan_lengths]
-    _, draws = _turn(lifted, method, steps)
+    _, draws = _invert(lifted, method, steps)
     factors = make_factors(lifted, draws, backward=method == "blanket")
     return Inverse(graph, method, factors)
 
 
-def _turn(graph: Graph, method: Method, steps: Sequence[int]) -> tuple[Network, list[Draw]]:
+def _invert(graph: Graph, method: Method, steps: Sequence[int]) -> tuple[Network, list[Draw]]:
     """Order and parents of all nodes; every step of a scan is drawn in the same order."""
     network = unroll_time(graph, steps)
     if method == "blanket":
@@ -164,41 +171,30 @@ def _turn(graph: Graph, method: Method, steps: Sequence[int]) -> tuple[Network, 
 def _order(graph: Graph, method: Method, network: Network, ranks: dict[str, int]) -> list[Draw]:
     scan_nodes = [n for n in network.nodes if n.step is not None and n not in network.observed]
 
-    def moment(node: Node) -> int:
-        assert node.step is not None
-        backward = graph.reversed_scans[graph.sites[node.site].scan or 0]
-        return -node.step if backward else node.step
+    def scan(node: Node) -> int | None:
+        return graph.sites[node.site].scan
+
+    def moment(node: Node) -> tuple[int, int]:
+        step = node.step or 0
+        return -step if graph.reversed_scans[scan(node) or 0] else step, ranks.get(node.site, 0)
 
     def later(node: Node) -> set[Node]:
-        """Steps of a scan are drawn one after the other, each in the given order of its sites."""
-        if node.step is None:
-            return set()
-        scan = graph.sites[node.site].scan
-        return {
-            other
-            for other in scan_nodes
-            if graph.sites[other.site].scan == scan
-            and (
-                moment(other) > moment(node)
-                or (
-                    other.step == node.step
-                    and ranks.get(other.site, -1) > ranks.get(node.site, len(ranks))
-                )
-            )
-        }
+        """Steps of a scan are drawn one after the other, each with its sites in order of rank."""
+        same_scan = (other for other in scan_nodes if scan(other) == scan(node))
+        return {other for other in same_scan if moment(other) > moment(node)}
 
     if method == "faithful":
         return faithful(network, later)
     chain = [n for n in network.nodes if n.step is not None]
 
     def unit(node: Node) -> object:
-        return None if node.step is None else (graph.sites[node.site].scan, node.step)
+        return None if node.step is None else (scan(node), node.step)
 
     return filter_steps(network, chain, unit, later)
 
 
 def _alternates(graph: Graph) -> bool:
-    """Whether latents and observations take turns in the steps of a scan."""
+    """Whether a scan has both latents and observations in its steps."""
     return any(
         len({site.observed for site in graph.sites.values() if site.scan == scan}) == 2
         for scan in range(len(graph.scan_lengths))
@@ -206,7 +202,7 @@ def _alternates(graph: Graph) -> bool:
 
 
 def _longest_lag(graph: Graph) -> int:
-    """The longest finite reach in time of any edge."""
+    """The longest finite lag in time of any edge."""
     lags = [1.0]
     for edge in graph.edges:
         windows = [a for t in edge.relation.terms for a in t if isinstance(a, Window)]

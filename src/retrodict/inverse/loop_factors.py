@@ -1,4 +1,4 @@
-"""Write out factors that draw the steps of a Python loop, with the user's names."""
+"""Rewrite factors of lifted loops as factors of the user's sites `x_0, x_1, …`."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ def user_factors(graph: Graph, factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """The factors of the user's sites, in sampling order.
 
     Args:
-        graph: the one in which loops are scans and plates.
-        factors: of its inverse.
+        graph: the graph in which loops are scans and plates.
+        factors: the factors of its inverse.
     """
-    found: list[Factor] = []
+    user: list[Factor] = []
 
     def series(factor: Factor) -> int | None:
         first = graph.sites[factor.latents[0]]
@@ -25,16 +25,16 @@ def user_factors(graph: Graph, factors: Sequence[Factor]) -> tuple[Factor, ...]:
     for scan, group in itertools.groupby(factors, series):
         together = list(group)
         if scan is None:
-            found += [copy for factor in together for copy in _copies(graph, factor)]
+            user += [copy for factor in together for copy in _copies(graph, factor)]
             continue
         steps: Sequence[int] = range(graph.scan_lengths[scan])
         for step in reversed(steps) if together[0].backward else steps:
-            found += [_copy(graph, factor, step) for factor in together]
-    return tuple(found)
+            user += [_copy(graph, factor, step) for factor in together]
+    return tuple(user)
 
 
 def _copies(graph: Graph, factor: Factor) -> Iterator[Factor]:
-    """A factor outside of time: one for each step of a loop that is a plate it is repeated over."""
+    """A factor outside of time; one for each step if it is repeated over a loop as a plate."""
     first = graph.sites[factor.latents[0]]
     if first.steps and first.plates[0] in factor.plates:
         yield from (_copy(graph, factor, step) for step in range(len(first.steps)))
@@ -43,15 +43,15 @@ def _copies(graph: Graph, factor: Factor) -> Iterator[Factor]:
 
 
 def _copy(graph: Graph, factor: Factor, step: int | None) -> Factor:
-    """A factor at one step of its loop, or all of it."""
+    """A factor at one step of its loop, or at all steps jointly."""
     latents: list[str] = []
     for site in (graph.sites[name] for name in factor.latents):
         latents += site.steps if step is None else (site.steps[step],)
         latents += () if site.steps else (site.name,)
     sites = {
-        name: seen
-        for seen in factor.inputs
-        for name in _names(graph, factor, seen, step)
+        name: source
+        for source in factor.inputs
+        for name in _names(graph, factor, source, step)
         if name not in latents
     }
     loops = {s.plates[0] for s in graph.sites.values() if s.steps and not s.time}
@@ -63,21 +63,17 @@ def _copy(graph: Graph, factor: Factor, step: int | None) -> Factor:
         time=factor.time and step is None,
         backward=factor.backward and step is None,
         inputs=tuple(
-            replace(seen, site=name, relation=_everything(seen.relation), same_scan=False)
-            if graph.sites[seen.site].steps
-            else seen
-            for name, seen in sites.items()
+            Input(name, Relation.of([], source.relation.left, source.relation.right))
+            if graph.sites[source.site].steps
+            else source
+            for name, source in sites.items()
         ),
     )
 
 
-def _everything(relation: Relation) -> Relation:
-    return Relation.of([], relation.left, relation.right)
-
-
-def _names(graph: Graph, factor: Factor, seen: Input, step: int | None) -> Sequence[str]:
+def _names(graph: Graph, factor: Factor, source: Input, step: int | None) -> Sequence[str]:
     """The user's sites that an input of a factor stands for."""
-    site = graph.sites[seen.site]
+    site = graph.sites[source.site]
     if not site.steps:
         return (site.name,)
     first = graph.sites[factor.latents[0]]
@@ -85,7 +81,8 @@ def _names(graph: Graph, factor: Factor, seen: Input, step: int | None) -> Seque
     loop = "" if first.time else (first.plates[0] if first.steps else None)
     ranges = [
         range(size) if step is None or plate != loop else (step,)
-        for plate, size in zip(plates, seen.relation.left.values(), strict=True)
+        for plate, size in zip(plates, source.relation.left.values(), strict=True)
     ]
-    steps = {other[0] for index in itertools.product(*ranges) for other in seen.relation.at(index)}
+    indices = itertools.product(*ranges)
+    steps = {other[0] for index in indices for other in source.relation.at(index)}
     return [site.steps[number] for number in sorted(steps)]

@@ -1,7 +1,7 @@
-"""A network of nodes in; the latent ones in an order to draw them in, each with its parents, out.
+"""Methods of inversion: the order in which latents are drawn, and the parents of each.
 
-Three ways to turn a graph round: `blanket` (Paige & Wood 2016, sec. 3.1), `faithful` (Webb et al.
-2018), `filter_steps` (the paper's fig. 4).
+`blanket` is that of Paige & Wood (2016), sec. 3.1, `faithful` that of Webb et al. (2018), and
+`filter_steps` that of Paige & Wood (2016), fig. 4.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,17 +23,17 @@ Later = Callable[[Node], set[Node]]
 def blanket(network: Network) -> list[Draw]:
     """PaH(x_i) = MB(x_i) ∩ {x_{i+1}, …, x_N, y_1, …, y_M}, drawn in the order x_N, …, x_1.
 
-    Keeps the local dependence of the model (proposition 1); siblings under a common parent come out
+    Keeps the local dependence of the model (proposition 1); children of a common parent become
     independent of each other.
     """
-    known = set(network.observed)
+    available = set(network.observed)
     draws: list[Draw] = []
     for node in reversed([n for n in network.nodes if n not in network.observed]):
         around = markov_blanket(network, node)
         among = around.pop(node, NOTHING)
-        parents = {other: relation for other, relation in around.items() if other in known}
+        parents = {other: relation for other, relation in around.items() if other in available}
         draws.append(Draw(node, parents, among, coupled_axes(among), descending=True))
-        known.add(node)
+        available.add(node)
     return draws
 
 
@@ -41,18 +41,10 @@ def faithful(network: Network, later: Later) -> list[Draw]:
     """Eliminate the latents in the moral graph, and draw in the reverse order.
 
     An eliminated node is drawn given its neighbours not yet eliminated, which are then joined to
-    each other. Encodes no independence that the model lacks. Latents on which nothing observed
-    depends leave first and are drawn last, from the model's own conditionals.
+    each other. The inverse has no independence that the model lacks (Webb et al. 2018). Latents on
+    which no observation depends are eliminated first and drawn last, from the model's conditionals.
     """
-    latents = [n for n in network.nodes if n not in network.observed]
-    barren = without_evidence(network, network.observed)
-    eliminated = [n for n in latents if n not in barren]
-    families = [n for n in network.nodes if n not in barren]
-    moral = MoralGraph.of(network, families, given=network.observed)
-    children = network.children
-    blockers = {n: (children[n] | later(n)) - network.observed - barren for n in eliminated}
-    draws = eliminate_all(moral, eliminated, blockers)
-    return draws + [_own(network, n) for n in latents if n in barren]
+    return _eliminate(network, network.nodes, later)
 
 
 def filter_steps(
@@ -60,14 +52,14 @@ def filter_steps(
 ) -> list[Draw]:
     """Program order, cut into steps that observations close, each inverted given the past.
 
-    Latents outside time that the chain depends on are drawn first, given all data: a filter that
-    drew them from the prior would have nothing left of them after a few steps.
+    Latents outside of time that the chain depends on are drawn first, given all data: samples from
+    their prior would degenerate after a few resampling steps.
 
     Args:
-        network: the nodes.
-        chain: those that make up the series: in scans and in loops.
-        unit: for nodes of a scan, which step they belong to; None elsewhere.
-        later: what is drawn later than a node of the same step.
+        network: the network to invert.
+        chain: the nodes that lie in scans.
+        unit: for a node of a scan, its scan and step; None for others.
+        later: the nodes that must be drawn later than a node.
     """
     latents = [n for n in network.nodes if n not in network.observed]
     leading = ancestors(network, chain) - network.observed - set(chain)
@@ -77,7 +69,7 @@ def filter_steps(
         whole = faithful(network, lambda n: rest if n in leading else later(n))
         draws = [d for d in whole if d.node in leading]
     for step in _steps(network, leading, unit):
-        draws += _invert_step(network, step, later)
+        draws += _eliminate(network, step, later)
     return draws
 
 
@@ -86,7 +78,7 @@ def _steps(
     leading: Collection[Node],
     unit: Callable[[Node], object],
 ) -> list[list[Node]]:
-    """Cut the program into steps; an observation closes a step if it tells of its latents."""
+    """Cut the program into steps; an observation closes a step if it depends on its latents."""
     steps: list[list[Node]] = []
     current: list[Node] = []
     closed, current_unit = False, None
@@ -106,39 +98,29 @@ def _steps(
     return [*steps, current] if current else steps
 
 
-def _invert_step(network: Network, step: Sequence[Node], later: Later) -> list[Draw]:
-    latents = [n for n in step if n not in network.observed]
-    evidence = [n for n in step if n in network.observed]
-    informed = ancestors(network, evidence, step[0])
-    barren = {n for n in latents if n not in informed}
-    eliminated = [n for n in latents if n not in barren]
+def _eliminate(network: Network, nodes: Sequence[Node], later: Later) -> list[Draw]:
+    """Draw the latents among consecutive nodes given all nodes before and the data among them."""
+    latents = [n for n in nodes if n not in network.observed]
+    evidence = [n for n in nodes if n in network.observed]
+    informed = ancestors(network, evidence, since=nodes[0])
+    eliminated = [n for n in latents if n in informed]
     families = [*eliminated, *evidence]
     around = {n for child in families for n in (child, *network.parents[child])}
-    moral = MoralGraph.of(network, families, given=around - set(eliminated))
-    children = network.children
-    blockers = {n: (children[n] | later(n)) & set(eliminated) for n in eliminated}
-    draws = eliminate_all(moral, eliminated, blockers)
-    return draws + [_own(network, n) for n in latents if n in barren]
-
-
-def without_evidence(network: Network, evidence: Collection[Node]) -> set[Node]:
-    """Latents from which no directed path leads to any of the evidence."""
-    informed = ancestors(network, evidence)
-    return {n for n in network.nodes if n not in informed and n not in network.observed}
+    moral = MoralGraph.of(network, families, conditioned=around - set(eliminated))
+    blockers = {n: (network.children[n] | later(n)) & set(eliminated) for n in eliminated}
+    barren = (n for n in latents if n not in informed)
+    from_prior = [Draw(n, network.parents[n], from_prior=True) for n in barren]
+    return eliminate_all(moral, eliminated, blockers) + from_prior
 
 
 def ancestors(network: Network, nodes: Collection[Node], since: Node | None = None) -> set[Node]:
-    """All from which a directed path leads to one of the nodes, or those not before a node."""
+    """The ancestors of some nodes; only those not before `since` in program order."""
     first = 0 if since is None else network.place[since]
-    found: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        parents = network.parents[waiting.pop()]
-        new = {node for node in parents if node not in found and network.place[node] >= first}
-        found |= new
-        waiting += new
-    return found
-
-
-def _own(network: Network, node: Node) -> Draw:
-    return Draw(node, network.parents[node], from_prior=True)
+    reached: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        parents = network.parents[pending.pop()]
+        new = {node for node in parents if node not in reached and network.place[node] >= first}
+        reached |= new
+        pending += new
+    return reached

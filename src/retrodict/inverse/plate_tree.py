@@ -15,17 +15,17 @@ def divisible(inverse: Inverse) -> bool:
 
 
 def _is_local(graph: Graph, factor: Factor) -> bool:
-    """Whether a copy of a factor reads only latents of its own plate elements."""
+    """Whether a copy of a factor reads only latents of the same plate elements."""
     if set(graph.sites[factor.latents[0]].plates) != set(factor.plates):
         return False  # elements sampled jointly belong to one population
-    for seen in factor.inputs:
-        site = graph.sites[seen.site]
+    for source in factor.inputs:
+        site = graph.sites[source.site]
         if site.observed:
             continue
         for number, plate in enumerate(factor.plates):
             if plate not in site.plates:
                 return False
-            if not seen.relation.aligned(number, site.plates.index(plate)):
+            if not source.relation.aligned(number, site.plates.index(plate)):
                 return False
     return True
 

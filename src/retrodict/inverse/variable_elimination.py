@@ -1,9 +1,9 @@
 """Markov blankets, moral graphs and variable elimination on a network of plated nodes.
 
-Both ways to invert a graph stand on these: Markov blankets (Paige & Wood 2016, sec. 3.1) and
-variable elimination in the moral graph (Webb et al. 2018). They work on lifted nodes: a node is a
-site at one step, with all of its plate elements, and a relation between the plates of two nodes
-says which of their elements are neighbours.
+The methods of inversion use Markov blankets (Paige & Wood 2016, sec. 3.1) and variable elimination
+in the moral graph (Webb et al. 2018), here on lifted nodes: a node is a site at one step, with all
+of its plate elements, and a relation between the plates of two nodes describes which of their
+elements are neighbours.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A graph written out in time but not over plates: nodes in program order.
+    """A graph unrolled in time but not over plates: nodes in program order.
 
     Attributes:
         sizes: the plate sizes of each node.
@@ -51,15 +51,15 @@ class Network:
     @cached_property
     def children(self) -> Mapping[Node, set[Node]]:
         """The nodes that depend on each node."""
-        found: dict[Node, set[Node]] = {node: set() for node in self.sizes}
+        children: dict[Node, set[Node]] = {node: set() for node in self.sizes}
         for child, parents in self.parents.items():
             for parent in parents:
-                found[parent].add(child)
-        return found
+                children[parent].add(child)
+        return children
 
 
 def unroll_time(graph: Graph, steps: Sequence[int]) -> Network:
-    """Write out every scan as if it had only so many steps as `steps` says."""
+    """Unroll every scan, with its number of steps replaced by the one in `steps`."""
     order: list[Node] = []
     scans_done: set[int] = set()
     for name, site in graph.sites.items():
@@ -100,9 +100,9 @@ def _add_edge(
 
 
 def _shortened(relation: Relation, child: Site, parent: Site, steps: Sequence[int]) -> Relation:
-    """The relation in scans of fewer steps, of which those in the middle are left out.
+    """The relation in scans with fewer steps, without some in the middle.
 
-    Limits to steps at the end stay at the end, limits to steps in the middle move to the middle.
+    Limits to steps near the end stay there, limits to steps in the middle move to the middle.
     """
 
     def limit(atom: Atom, site: Site) -> Atom:
@@ -132,14 +132,14 @@ def _add(relations: dict[Node, Relation], node: Node, relation: Relation) -> Non
 
 @dataclass(frozen=True)
 class Draw:
-    """One node of an inverse, with what it is drawn from.
+    """One node of an inverse, with its parents.
 
     Attributes:
-        node: what is drawn.
-        parents: PaH: the nodes drawn before it or observed, and which of their elements.
-        among: which of its own elements, drawn before, an element depends on.
+        node: the node that is drawn.
+        parents: PaH: parents, drawn before it or observed, and which of their elements.
+        among: which elements of the node itself, drawn before, an element depends on.
         joint: plate axes along which its elements depend on one another.
-        descending: its elements are drawn from the last to the first.
+        descending: whether its elements are drawn from the last to the first.
         from_prior: whether it is drawn from the model's conditional, because no observation depends
             on it.
     """
@@ -156,19 +156,26 @@ class Draw:
 class MoralGraph:
     """The undirected graph in which parents of a common child are joined.
 
-    Joins among `given` nodes, which are conditioned on, are of no interest and are not kept.
+    Edges between nodes that are conditioned on are not stored.
+
+    Attributes:
+        sizes: the plate sizes of each node.
+        conditioned: nodes that are conditioned on.
+        adjacent: for each node, its neighbours and which of their elements.
     """
 
     sizes: Mapping[Node, tuple[int, ...]]
-    given: frozenset[Node]
+    conditioned: frozenset[Node]
     adjacent: defaultdict[Node, dict[Node, Relation]] = field(
         default_factory=lambda: defaultdict(dict)
     )
 
     @staticmethod
-    def of(network: Network, families: Iterable[Node], given: Collection[Node]) -> "MoralGraph":
-        """Join every node of `families` with its parents, and these with each other."""
-        moral = MoralGraph(network.sizes, frozenset(given))
+    def of(
+        network: Network, families: Iterable[Node], conditioned: Collection[Node]
+    ) -> "MoralGraph":
+        """Join every node of `families` with its parents, and its parents with each other."""
+        moral = MoralGraph(network.sizes, frozenset(conditioned))
         for child in families:
             moral._marry(network.parents[child])
             for parent, relation in network.parents[child].items():
@@ -181,22 +188,22 @@ class MoralGraph:
             self._connect(u, v, relation)
 
     def _joins(self, around: Mapping[Node, Relation]) -> Iterable[tuple[Node, Node, Relation]]:
-        """Pairs of neighbours of one node that are not both given, and which elements share it."""
+        """Pairs of neighbours of a node, not both conditioned on, and which elements share it."""
         nodes = list(around)
         for number, u in enumerate(nodes):
             for v in nodes[number:]:
-                if not (u in self.given and v in self.given):
+                if not self.conditioned.issuperset((u, v)):
                     relation = around[u].transpose().compose(around[v])
                     yield u, v, off_diagonal(relation) if u == v else relation
 
     def _connect(self, u: Node, v: Node, relation: Relation) -> None:
-        if relation and not (u in self.given and v in self.given):
+        if relation and not self.conditioned.issuperset((u, v)):
             self.adjacent[u][v] = self.adjacent[u].get(v, NOTHING) | relation
             if u != v:
                 self.adjacent[v][u] = self.adjacent[u][v].transpose()
 
     def fill(self, node: Node) -> float:
-        """How many pairs of variables eliminating one element of a node would join."""
+        """The number of pairs of variables that eliminating one element of a node would join."""
         around, _ = self._around(node)
         total = 0.0
         for u, v, relation in self._joins(around):
@@ -216,10 +223,10 @@ class MoralGraph:
         return around, coupled
 
     def eliminate(self, node: Node) -> Draw:
-        """Remove a node, joining its neighbours; what is left around it is what it is drawn from.
+        """Remove a node and join its neighbours, which become its parents in the inverse.
 
-        Along an axis on which its elements are coupled they go one after the other, the last first,
-        and each then meets all of those before it.
+        Elements that are coupled along an axis are eliminated one after the other, the last first,
+        so that each depends on all before it.
         """
         around, coupled = self._around(node)
         self._marry(around)
@@ -235,26 +242,28 @@ def eliminate_all(
     latents: Sequence[Node],
     blockers: Mapping[Node, set[Node]],
 ) -> list[Draw]:
-    """Eliminate the latents one by one by fewest fill-in edges; gives them in the order drawn.
+    """Eliminate the latents greedily by fewest fill-in edges (min-fill; Webb et al. 2018).
 
     Args:
-        moral: the moral graph, which is used up.
-        latents: in program order; of equals the last goes first, so that program order is drawn.
-        blockers: the nodes that must be gone before a node may go: its latent children.
+        moral: the moral graph, which is emptied.
+        latents: latents in program order; of equals the last is eliminated first, so that they
+            are drawn in program order.
+        blockers: for each latent, those that must be eliminated before it: its children.
+
+    Returns:
+        The latents with their parents, in sampling order: the reverse of the elimination order.
     """
-    left = list(latents)
+    remaining = list(latents)
     draws: list[Draw] = []
     # A node's fill changes only when its neighbourhood does.
     fills: dict[Node, float] = {}
-    while left:
-        ready = [n for n in left if not blockers[n] & set(left)]
-        for node in ready:
-            if node not in fills:
-                fills[node] = moral.fill(node)
+    while remaining:
+        ready = [n for n in remaining if blockers[n].isdisjoint(remaining)]
+        fills |= {node: moral.fill(node) for node in ready if node not in fills}
         chosen = min(reversed(ready), key=fills.__getitem__)
         touched = set(moral.adjacent[chosen])
         draws.append(moral.eliminate(chosen))
-        left.remove(chosen)
+        remaining.remove(chosen)
         for node in touched:
             fills.pop(node, None)
             for other in moral.adjacent.get(node, {}):

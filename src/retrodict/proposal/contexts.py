@@ -19,7 +19,8 @@ from retrodict.estimators.features import Value
 from retrodict.graph.element_covariates import CovariateKey
 from retrodict.graph.graph import Graph, Site
 from retrodict.graph.index_atoms import INF, Table, Window, renamed
-from retrodict.graph.index_relations import Relation, Term
+from retrodict.graph.index_relations import Relation
+from retrodict.graph.index_terms import Term
 from retrodict.inverse.factors import Factor, Input
 from retrodict.proposal.context_views import (
     Branch,

@@ -1,12 +1,13 @@
-"""Find out where the operands of a loop's steps come from, and whether that is so in all steps."""
+"""Find where the operands of a loop's steps come from, and whether that holds in all steps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from retrodict.graph.loops.equation_kinds import is_dense, type_of
+from retrodict.graph.loops.equation_kinds import is_dense_slice, type_of
 from retrodict.graph.loops.recording import Atom, ConcreteLeaf, Recording, shape_of, variables
 from retrodict.graph.loops.steps import (
     Loop,
@@ -15,7 +16,6 @@ from retrodict.graph.loops.steps import (
     PerStep,
     Quantity,
     Register,
-    Result,
     Shared,
     SiteValue,
     Slices,
@@ -24,112 +24,133 @@ from retrodict.graph.loops.steps import (
     Step,
 )
 
-# A step may look so many steps back.
+# A step may depend on steps at most this far back.
 LONGEST_LAG = 24
 
 
 class OperandSearch:
-    """Says where the operands of a run of steps come from.
+    """Finds the sources of the operands of a run of steps.
 
     Args:
         recording: the model.
-        start: its statement that the run begins with.
-        steps: of the run, as many as are numbered on.
-        places: by variable, the step and which of its quantities it is.
-        first: the first step to be part of the loop.
-        special: how many steps from there on may have equations of their own.
-        stop: the first step behind the loop.
+        steps: the steps of the run, as far as their sites are numbered on.
+        places: by variable, its step and quantity.
+        first: the first step of the loop.
+        stop: the first step after the loop.
     """
 
     def __init__(
         self,
         recording: Recording,
-        start: int,
         steps: Sequence[Step],
         places: Mapping[Var, tuple[int, Quantity]],
         first: int,
-        special: int,
         stop: int,
     ) -> None:
-        self.recording, self.start, self.steps, self.places = recording, start, steps, places
-        self.first, self.stop = first, stop
-        self.special, self.general = range(first, first + special), range(first + special, stop)
-        self.template = steps[stop - 1]
+        self.recording, self.steps, self.places = recording, steps, places
+        self.first, self.stop, self.template = first, stop, steps[stop - 1]
+        self.special = [self._other_equations(p) for p in range(len(self.template))]
         self.registers: list[Register] = []
         self.inputs: list[Stack | Slices] = []
 
-    def loop(self) -> Loop | None:
-        """The loop, if every operand comes from the same place in all steps."""
-        slices = self._slices()
-        sources: list[tuple[Source, ...]] = []
-        for row, operands in enumerate(self.template.operands):
-            # Where a slice starts is no operand.
-            number = 1 if row in slices else len(operands)
-            found = [self._source(row, column) for column in range(number)]
-            if None in found or (row in slices and not isinstance(found[0], Shared)):
+    def loop(self, start: int, most_special: int) -> Loop | None:
+        """The loop, if every operand comes from the same place in all steps but special ones.
+
+        Args:
+            start: the first statement of the loop.
+            most_special: the largest number of special steps.
+        """
+        sources: list[Any] = []
+        while len(sources) < len(self.template):
+            rows = self._rows(len(sources))
+            if rows is not None:
+                sources.append(rows)
+                continue
+            # Start again with one more special step for this site.
+            self.special[len(sources)] += 1
+            sources, self.registers, self.inputs = [], [], []
+            if max(self.special) > most_special:
                 return None
-            rest = [Shared(atom) for atom in operands[number:]]
-            sources.append((*(source for source in found if source is not None), *rest))
-        numbers = {}
-        for offset, (starts, sizes) in slices.items():
-            each = Slices(self.template.operands[offset][0], sizes, starts)
-            numbers[offset] = self._input(each)
-        plain = self._plain(sources, numbers)
-        if not self._provide(plain):
-            return None
-        for register in self.registers:
-            register.early = {step - self.first: atom for step, atom in register.early.items()}
-        size = len(self.template.statements)
-        return Loop(
-            start=self.start + self.first * size,
-            stop=self.start + self.stop * size,
+        loop = Loop(
+            start=start,
+            stop=start + (self.stop - self.first) * len(self.template),
             steps=tuple(self.steps[self.first : self.stop]),
-            special=len(self.special),
-            plain=plain,
+            special=tuple(self.special),
             sources=tuple(sources),
-            registers=tuple(self.registers),
+            registers=(),
             inputs=tuple(self.inputs),
-            slices=numbers,
         )
+        return self._with_registers(loop)
+
+    def _other_equations(self, position: int) -> int:
+        """The number of first steps in which a site has other equations than in the template."""
+
+        def form(step: Step) -> Any:
+            return step[position].kinds, list(map(shape_of, step[position].statement.leaves))
+
+        steps = self.steps[self.first : self.stop]
+        numbers = (n for n, step in enumerate(steps, 1) if form(step) != form(self.template))
+        return max(numbers, default=0)
 
     def _place(self, atom: Any) -> tuple[int, Quantity] | None:
         """The step and the quantity that an operand is, if it is from inside."""
         place = self.places.get(atom) if isinstance(atom, Var) else None
         return None if place is None or not self.first <= place[0] < self.stop else place
 
-    def _source(self, row: int, column: int) -> Source | None:
-        atoms = [self.steps[step].operands[row][column] for step in self.general]
+    def _available(self, quantity: Quantity) -> int:
+        """The first step that has a quantity."""
+        special = 0 if isinstance(quantity, SiteValue) else self.special[quantity.position]
+        return self.first + special
+
+    def _rows(self, position: int) -> tuple[tuple[Source, ...] | PerStep, ...] | None:
+        """The sources of the operands of a site and its equations, if all steps agree."""
+        general = range(self.first + self.special[position], self.stop)
+        blocks = [self.steps[step][position] for step in general]
+        rows: list[tuple[Source, ...] | PerStep] = []
+        for number, operands in enumerate(blocks[-1].operands):
+            columns = list(zip(*(block.operands[number] for block in blocks), strict=True))
+            starts: list[Any] = [None]
+            if number < len(blocks[-1].eqns):
+                starts = [_starts(self.recording.eqns[block.eqns[number]]) for block in blocks]
+            if None not in starts and len(set(starts)) > 1:
+                if not isinstance(self._source(general, columns[0]), Shared):
+                    return None
+                sizes = shape_of(self.recording.eqns[blocks[-1].eqns[number]].outvars[0])
+                rows.append(self._input(Slices(operands[0], sizes, self._padded(starts))))
+                continue
+            sources = [self._source(general, atoms) for atoms in columns]
+            if None in sources:
+                return None
+            rows.append(tuple(source for source in sources if source is not None))
+        return tuple(rows)
+
+    def _source(self, general: range, atoms: Sequence[Atom]) -> Source | None:
+        """The origin of one operand in the steps of a range; None if they disagree."""
         last = self._place(atoms[-1])
         if last is None:
             if any(self._place(atom) is not None for atom in atoms):
                 return None
             if all(same_atom(atom, atoms[-1]) for atom in atoms):
                 return Shared(atoms[-1])
-            return PerStep(self._input(Stack([*(None for _ in self.special), *atoms])))
+            return self._input(Stack(self._padded(atoms)))
         step, quantity = last
         lag = self.stop - 1 - step
-        if lag == 0:
-            wanted = [(step, quantity) for step in self.general]
-            return Now(quantity) if list(map(self._place, atoms)) == wanted else None
         if lag > LONGEST_LAG:
             return None
-        early = self._early(quantity, lag, atoms)
-        return None if early is None else Past(self._register(quantity, lag, early), lag)
-
-    def _early(self, quantity: Quantity, lag: int, atoms: Sequence[Atom]) -> dict[int, Atom] | None:
-        """Operands in place of a quantity of steps that do not have it; None if some cannot be."""
-        first = self.first if isinstance(quantity, SiteValue) else self.general.start
         early = {}
-        for step, atom in zip(self.general, atoms, strict=True):
-            place, at = self._place(atom), step - lag
-            if at >= first:
+        for number, atom in zip(general, atoms, strict=True):
+            at, place = number - lag, self._place(atom)
+            if at >= self._available(quantity):
                 if place != (at, quantity):
                     return None
-            elif place is None or (at >= self.first and place[0] <= at):
-                early[at] = atom
+            elif lag and (place is None or self.first <= place[0] <= at):
+                early[at - self.first] = atom
             else:
                 return None
-        return early
+        return Past(self._register(quantity, lag, early), lag) if lag else Now(quantity)
+
+    def _padded(self, entries: Sequence[Any]) -> list[Any]:
+        return [None] * (self.stop - self.first - len(entries)) + list(entries)
 
     def _register(self, quantity: Quantity, lag: int, early: dict[int, Atom]) -> int:
         """The number of the register for a quantity."""
@@ -141,134 +162,32 @@ class OperandSearch:
                 register.early |= early
                 register.depth = max(register.depth, lag)
                 return number
-        self.registers.append(Register(quantity, lag, dict(early)))
+        self.registers.append(Register(quantity, lag, early))
         return len(self.registers) - 1
 
-    def _input(self, new: Stack | Slices) -> int:
-        """The number of an input."""
+    def _input(self, new: Stack | Slices) -> PerStep:
+        """The input with these entries, which may also be those of another operand."""
         for number, other in enumerate(self.inputs):
-            if _same_input(other, new):
-                return number
+            if _compatible(other, new):
+                pairs: Any = zip(other.entries, new.entries, strict=True)
+                other.entries = [b if a is None else a for a, b in pairs]
+                return PerStep(number)
         self.inputs.append(new)
-        return len(self.inputs) - 1
+        return PerStep(len(self.inputs) - 1)
 
-    def _slices(self) -> dict[int, tuple[list[Any], tuple[int, ...]]]:
-        """For equations that take another slice in each step, where, and how much."""
-        found = {}
-        for offset, number in enumerate(self.template.eqns):
-            starts = [
-                _starts(self.recording.eqns[self.steps[step].eqns[offset]]) for step in self.general
-            ]
-            if None not in starts and len(set(starts)) > 1:
-                sizes = type_of(self.recording.eqns[number].outvars[0])[0]
-                found[offset] = [*(None for _ in self.special), *starts], sizes
-        return found
+    def _with_registers(self, loop: Loop) -> Loop:
+        """The loop with registers, also for the values of sites that special steps need."""
+        needed = [(step, block.statement.leaves) for step, _, block in loop.special_blocks()]
+        for register in self.registers:
+            needed += [(step, (atom,)) for step, atom in register.early.items() if step >= 0]
+        for step, atoms in needed:
+            for at, value in self._sites_behind(atoms):
+                if at < self.first + step:
+                    self._register(value, self.first + step - at, {})
+        return replace(loop, registers=tuple(self.registers))
 
-    def _plain(
-        self, sources: Sequence[Sequence[Source]], slices: Mapping[int, int]
-    ) -> frozenset[int]:
-        """Positions of the sites for which special steps compute what all others do."""
-        plain: set[int] = set()
-        # By special step, the results of the template that its own are.
-        results: list[dict[Result, Result]] = [{} for _ in self.special]
-        for position in range(len(self.template.statements)):
-            found = [
-                self._agreement(position, step, sources, slices, results[number])
-                for number, step in enumerate(self.special)
-            ]
-            agreed = [agreement for agreement in found if agreement is not None]
-            if len(agreed) == len(found) and self._enter([e for a in agreed for e in a.entries]):
-                plain.add(position)
-                results = [{**old, **a.results} for old, a in zip(results, agreed, strict=True)]
-        return frozenset(plain)
-
-    def _enter(self, entries: Sequence[tuple[int, int, Any]]) -> bool:
-        """Complete inputs for special steps: number, step and entry; False if they contradict."""
-        new: dict[tuple[int, int], Any] = {}
-        for number, step, entry in entries:
-            other = new.get((number, step), self.inputs[number].entries[step])
-            if other is not None and other != entry and not same_atom(other, entry):
-                return False
-            new[number, step] = entry
-        for (number, step), entry in new.items():
-            self.inputs[number].entries[step] = entry
-        return True
-
-    def _agreement(
-        self,
-        position: int,
-        step: int,
-        sources: Sequence[Sequence[Source]],
-        slices: Mapping[int, int],
-        results: Mapping[Result, Result],
-    ) -> "_Agreement | None":
-        """How a site of a special step is computed as in the template, if it is."""
-        own, found = self.steps[step], _Agreement([], dict(results))
-        rows, others = self.template.rows(position), own.rows(position)
-        if len(rows) != len(others):
-            return None
-        for row, other in zip(rows, others, strict=True):
-            operands = list(zip(sources[row], own.operands[other], strict=False))
-            if row < len(self.template.eqns):
-                eqn = self.recording.eqns[own.eqns[other]]
-                starts = _starts(eqn)
-                if self.template.kinds[row] != own.kinds[other]:
-                    return None
-                if row in slices and starts is not None:
-                    found.entries.append((slices[row], step - self.first, starts))
-                    operands = operands[:1]  # the others say where it starts
-                elif starts != _starts(self.recording.eqns[self.template.eqns[row]]):
-                    return None
-                for number in range(len(eqn.outvars)):
-                    found.results[Result(other, number)] = Result(row, number)
-            for source, atom in operands:
-                if isinstance(source, PerStep) and self._is_entry(source, atom):
-                    found.entries.append((source.number, step - self.first, atom))
-                elif not self._is(source, atom, step, found.results):
-                    return None
-        return found
-
-    def _is_entry(self, source: PerStep, atom: Atom) -> bool:
-        last: Any = self.inputs[source.number].entries[-1]
-        return self._place(atom) is None and shape_of(atom) == shape_of(last)
-
-    def _is(self, source: Source, atom: Atom, step: int, results: Mapping[Result, Result]) -> bool:
-        """Whether an operand of a special step is from where the template says."""
-        if isinstance(source, Shared):
-            return same_atom(source.atom, atom)
-        place = self._place(atom)
-        if isinstance(source, Now):
-            if place is None or place[0] != step:
-                return False
-            quantity = place[1]
-            mine = results.get(quantity) if isinstance(quantity, Result) else quantity
-            return mine == source.quantity
-        if isinstance(source, Past):
-            register = self.registers[source.register]
-            return place == (step - source.lag, register.quantity) and isinstance(
-                register.quantity, SiteValue
-            )
-        return False
-
-    def _provide(self, plain: frozenset[int]) -> bool:
-        """Keep the values of sites that special steps need; False if they need later ones."""
-        for step in self.special:
-            needed = [
-                leaf
-                for position, statement in enumerate(self.steps[step].statements)
-                if position not in plain
-                for leaf in statement.leaves
-            ]
-            needed += [r.early[step] for r in self.registers if step in r.early]
-            for at, position in self._sites_behind(needed):
-                if at > step:
-                    return False
-                if at < step:
-                    self._register(SiteValue(position), step - at, {})
-        return True
-
-    def _sites_behind(self, atoms: Iterable[Atom]) -> Iterator[tuple[int, int]]:
-        """The values of sites inside of the loop that operands are computed from."""
+    def _sites_behind(self, atoms: Iterable[Atom]) -> Iterator[tuple[int, SiteValue]]:
+        """The values of sites inside of the loop that operands are computed from, with steps."""
         pending, done = list(variables(atoms)), set[Var]()
         while pending:
             var = pending.pop()
@@ -276,34 +195,22 @@ class OperandSearch:
             if var in done or place is None:
                 continue
             done.add(var)
-            if isinstance(place[1], SiteValue):
-                yield place[0], place[1].position
+            step, quantity = place
+            if isinstance(quantity, SiteValue):
+                yield step, quantity
             else:
                 pending += variables(self.recording.eqns[self.recording.origin[var]].invars)
 
 
-class _Agreement(NamedTuple):
-    """How a special step computes a site as the template does.
-
-    Attributes:
-        entries: for inputs, by number, the entry of the step.
-        results: which of the template's results its own are.
-    """
-
-    entries: list[tuple[int, int, Any]]
-    results: dict[Result, Result]
-
-
 def _starts(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """Where an equation that takes a slice starts, if it is one and that is written into it."""
-    if eqn.primitive.name == "slice":
-        return tuple(eqn.params["start_indices"]) if is_dense(eqn) else None
-    literal = all(isinstance(atom, Literal) for atom in eqn.invars[1:])
-    if eqn.primitive.name != "dynamic_slice" or not literal:
+    """Where an equation that takes a slice starts; None if it takes none, or starts vary."""
+    if is_dense_slice(eqn):
+        return tuple(eqn.params["start_indices"])
+    starts = [atom.val for atom in eqn.invars[1:] if isinstance(atom, Literal)]
+    if eqn.primitive.name != "dynamic_slice" or len(starts) < len(eqn.invars) - 1:
         return None
-    shape, sizes = type_of(eqn.invars[0])[0], eqn.params["slice_sizes"]
-    starts = [int(atom.val) for atom in eqn.invars[1:] if isinstance(atom, Literal)]
-    return tuple(int(np.clip(s, 0, n - m)) for s, n, m in zip(starts, shape, sizes, strict=True))
+    limits = np.subtract(type_of(eqn.invars[0])[0], eqn.params["slice_sizes"])
+    return tuple(np.clip(starts, 0, limits).tolist())
 
 
 def same_atom(one: Atom | None, other: Atom | None) -> bool:
@@ -319,10 +226,12 @@ def same_atom(one: Atom | None, other: Atom | None) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _same_input(one: Stack | Slices, other: Stack | Slices) -> bool:
-    if isinstance(one, Stack) and isinstance(other, Stack):
-        return all(map(same_atom, one.entries, other.entries))
+def _compatible(one: Stack | Slices, other: Stack | Slices) -> bool:
+    """Whether two inputs have the same entries in all steps that use both."""
     if isinstance(one, Slices) and isinstance(other, Slices):
-        same = same_atom(one.operand, other.operand)
-        return same and (one.sizes, one.entries) == (other.sizes, other.entries)
-    return False
+        if not same_atom(one.operand, other.operand) or one.sizes != other.sizes:
+            return False
+    elif type(one) is not type(other):
+        return False
+    pairs: Any = zip(one.entries, other.entries, strict=True)
+    return all(a is None or b is None or a == b or same_atom(a, b) for a, b in pairs)

@@ -1,11 +1,11 @@
 """Record a model as equations: every site's distribution as a function of the sites before it.
 
-The model is run once while JAX traces it, with the values of all sample sites as inputs. Of each
-site the parameters of its distribution are kept, which are the leaves of a pytree; whatever Python
-computed between the sites is then in the equations. An equation belongs to the first site that
-needs its result.
+JAX traces one run of the model with the values of all sample sites as inputs. The recording has the
+parameters of each site's distribution, which are the leaves of a pytree, and the equations that
+compute them. An equation belongs to the first site that needs its result.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,7 +41,8 @@ class Statement:
         tree: the structure that the parameters are the leaves of; None of a deterministic site.
         sample_shape: as it was passed to `numpyro.sample`.
         frames: NumPyro's records of the plates around the site.
-        value: stands for the value of a sample site in the equations.
+        value: the variable that stands for the value of a sample site in the equations.
+        observed: whether the site will be data.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Statement:
     sample_shape: tuple[int, ...] = ()
     frames: tuple[Any, ...] = ()
     value: Var | None = None
+    observed: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,43 +81,35 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
         shapes: shape and type of every sample site's value.
     """
     structure = ModelStructure()
-    concrete: list[Any] = []
+    atoms: list[Any] = []
 
     def run(values: dict[str, Array]) -> list[Array]:
         deterministic = program.run(None, values, structure, only=()).deterministic
-        traced = []
         for name in structure.order:
             site = structure.sites.get(name)
-            for leaf in [deterministic[name]] if site is None else jax.tree.leaves(site.fn):
-                is_traced = isinstance(leaf, jax.core.Tracer)
-                concrete.append(None if is_traced else ConcreteLeaf(leaf))
-                if is_traced:
-                    traced.append(leaf)
-        return traced
+            atoms.extend([deterministic[name]] if site is None else jax.tree.leaves(site.fn))
+        return [leaf for leaf in atoms if isinstance(leaf, jax.core.Tracer)]
 
     closed = jax.make_jaxpr(run)(dict(shapes))
-    if any(leaf is not None and np.asarray(leaf.value).dtype == object for leaf in concrete):
-        return None
+    jaxpr, results = closed.jaxpr, iter(closed.jaxpr.outvars)
+    for place, leaf in enumerate(atoms):
+        is_traced = isinstance(leaf, jax.core.Tracer)
+        if not is_traced and np.asarray(leaf).dtype == object:
+            return None
+        atoms[place] = next(results) if is_traced else ConcreteLeaf(leaf)
     if not all(_is_rebuilt(site.fn) for site in structure.sites.values()):
         return None
-    jaxpr = closed.jaxpr
-    results, constants = iter(jaxpr.outvars), iter(concrete)
     values = dict(zip(sorted(shapes), jaxpr.invars, strict=True))  # as JAX flattens a dict
-
-    def leaves(number: int) -> tuple[Atom, ...]:
-        return tuple(next(constants) or next(results) for _ in range(number))
-
-    statements = []
+    statements, leaves = [], iter(atoms)
     for name in structure.order:
         site = structure.sites.get(name)
         if site is None:
-            statements.append(Statement(name, leaves(1)))
+            statements.append(Statement(name, (next(leaves),)))
             continue
         tree: Any = jax.tree.structure(site.fn)
-        parameters = leaves(tree.num_leaves)
-        statements.append(
-            Statement(name, parameters, tree, site.sample_shape, site.frames, values[name])
-        )
+        parameters = tuple(itertools.islice(leaves, tree.num_leaves))
+        plates, observed = (site.sample_shape, site.frames), name in program.observed
+        statements.append(Statement(name, parameters, tree, *plates, values[name], observed))
     origin = {var: number for number, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     return Recording(
         tuple(statements),
@@ -127,12 +121,12 @@ def record(program: Program, shapes: Mapping[str, Any]) -> Recording | None:
 
 
 def _is_rebuilt(fn: dist.Distribution) -> bool:
-    """Whether a distribution made from the leaves has all attributes: a user's own may not."""
+    """Whether a distribution rebuilt from its leaves has all attributes; a user's may not."""
     leaves, tree = jax.tree.flatten(fn)
     rebuilt = vars(jax.tree.unflatten(tree, leaves))
     for name, value in vars(fn).items():
         lazy = isinstance(getattr(type(fn), name, None), lazy_property)
-        # Which parameters have derivatives is not asked of a distribution again.
+        # `reparametrized_params` is not needed again.
         if name not in rebuilt and not lazy and name != "reparametrized_params":
             return False
         if isinstance(value, dist.Distribution) and not _is_rebuilt(value):

@@ -1,25 +1,25 @@
-"""What a loop of a recorded model is made of: steps that compute the same, and their operands."""
+"""The parts of a loop in a recorded model: steps that compute the same, and their operands."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from jax.extend.core import Var
 
-from retrodict.graph.loops.equation_kinds import type_of
 from retrodict.graph.loops.recording import Atom, Recording, Statement
 
 
 class SiteValue(NamedTuple):
-    """The value of a step's site."""
+    """The value of the site at a position within a step."""
 
     position: int
 
 
 class Result(NamedTuple):
-    """A result of one of a step's equations."""
+    """A result of one of the equations that belong to the site at a position within a step."""
 
-    offset: int
+    position: int
+    equation: int
     number: int
 
 
@@ -33,20 +33,20 @@ class Now(NamedTuple):
 
 
 class Past(NamedTuple):
-    """An operand from a number of steps before."""
+    """An operand from an earlier step."""
 
     register: int
     lag: int
 
 
 class Shared(NamedTuple):
-    """An operand from outside, the same in all steps."""
+    """An operand from outside of the loop that is the same in all steps."""
 
     atom: Atom
 
 
 class PerStep(NamedTuple):
-    """An operand from outside, one for each step."""
+    """An operand from outside of the loop, one for each step."""
 
     number: int
 
@@ -56,19 +56,19 @@ Source: TypeAlias = Now | Past | Shared | PerStep
 
 @dataclass
 class Stack:
-    """Operands from outside, one for each step; None for special steps that do not use it."""
+    """Operands from outside of the loop, one for each step; None for steps that do not use it."""
 
     entries: list[Atom | None]
 
 
 @dataclass
 class Slices:
-    """Slices of one array from outside, one for each step.
+    """Slices of one array from outside of the loop, one for each step.
 
     Attributes:
         operand: the array.
-        sizes: of a slice.
-        entries: where the slices start; None for special steps that do not use it.
+        sizes: the shape of a slice.
+        entries: where the slices start; None for steps that do not use it.
     """
 
     operand: Atom
@@ -81,10 +81,10 @@ class Register:
     """A quantity that later steps need.
 
     Attributes:
-        quantity: which.
-        depth: how many steps later it is needed at most.
-        early: for steps without such a quantity, by number, the operand in its place. Negative
-            numbers are of steps before the first.
+        quantity: the quantity.
+        depth: the largest number of steps after which it is needed.
+        early: for steps without this quantity, by number, the operand in its place. Steps before
+            the first have negative numbers.
     """
 
     quantity: Quantity
@@ -92,39 +92,35 @@ class Register:
     early: dict[int, Atom] = field(default_factory=dict)
 
 
-class Step(NamedTuple):
-    """One step of a loop.
+class Block(NamedTuple):
+    """A site in one step of a loop, with the equations that belong to it.
 
     Attributes:
-        statements: its sites.
-        eqns: numbers of the equations that belong to them.
-        positions: for each equation, which of the sites it belongs to.
-        kinds: of the equations.
-        operands: for each equation, then for each site, its operands; those of a site are the
-            parameters of its distribution.
+        statement: the site.
+        eqns: numbers of the equations.
+        kinds: kinds of the equations.
+        operands: of each equation, and last of the site: the parameters of its distribution.
     """
 
-    statements: tuple[Statement, ...]
+    statement: Statement
     eqns: tuple[int, ...]
-    positions: tuple[int, ...]
     kinds: tuple[int, ...]
     operands: tuple[tuple[Atom, ...], ...]
 
-    def quantities(self, recording: Recording) -> dict[Var, Quantity]:
-        """The values of its sites and the results of its equations."""
-        found: dict[Var, Quantity] = {}
-        for position, statement in enumerate(self.statements):
-            if statement.value is not None:
-                found[statement.value] = SiteValue(position)
-        for offset, number in enumerate(self.eqns):
-            for place, var in enumerate(recording.eqns[number].outvars):
-                found[var] = Result(offset, place)
-        return found
 
-    def rows(self, position: int) -> list[int]:
-        """Rows of `operands` that belong to a site: its equations, and itself."""
-        own = [offset for offset, owner in enumerate(self.positions) if owner == position]
-        return [*own, len(self.eqns) + position]
+Step: TypeAlias = Sequence[Block]
+
+
+def quantities(recording: Recording, step: Step) -> dict[Var, Quantity]:
+    """The values of the sites of a step and the results of its equations."""
+    by_variable: dict[Var, Quantity] = {}
+    for position, block in enumerate(step):
+        if block.statement.value is not None:
+            by_variable[block.statement.value] = SiteValue(position)
+        for equation, number in enumerate(block.eqns):
+            for place, var in enumerate(recording.eqns[number].outvars):
+                by_variable[var] = Result(position, equation, place)
+    return by_variable
 
 
 @dataclass(frozen=True)
@@ -132,51 +128,56 @@ class Loop:
     """A run of steps that compute the same.
 
     Attributes:
-        start, stop: the first statement of the recorded model inside, and the first behind.
-        steps: all of them; the last is the template.
-        special: how many first steps have sites with equations of their own.
-        plain: positions of the sites that have none in the special steps either.
-        sources: where the operands of the template come from.
+        start, stop: the first statement of the recorded model inside, and the first one after.
+        steps: all steps; the last is the template.
+        special: for each site, the number of first steps in which it has other equations.
+        sources: for each site, and each of its equations and last its parameters, the origin of
+            the operands of the template; `PerStep` for an equation whose result is an input.
         registers: quantities that steps take from earlier ones; if none, steps are independent.
         inputs: operands from outside that differ from step to step.
-        slices: for equations of the template that take another slice in each step, the input.
     """
 
     start: int
     stop: int
     steps: tuple[Step, ...]
-    special: int
-    plain: frozenset[int]
-    sources: tuple[tuple[Source, ...], ...]
+    special: tuple[int, ...]
+    sources: tuple[tuple[tuple[Source, ...] | PerStep, ...], ...]
     registers: tuple[Register, ...]
     inputs: tuple[Stack | Slices, ...]
-    slices: Mapping[int, int]
 
     @property
     def template(self) -> Step:
-        """The step whose equations are those of all steps, up to special ones."""
+        """The step whose equations are those of all steps, except in special ones."""
         return self.steps[-1]
 
-    @property
-    def in_time(self) -> bool:
-        """Whether steps depend on earlier ones."""
-        return bool(self.registers)
-
-    def owns(self, statement: int) -> bool:
+    def contains(self, statement: int) -> bool:
         """Whether a statement of the recorded model is inside."""
         return self.start <= statement < self.stop
 
-    def quantities(self, recording: Recording) -> dict[Var, tuple[int, Quantity]]:
-        """By variable, the step and which of its quantities it is."""
-        return {
-            var: (number, quantity)
-            for number, step in enumerate(self.steps)
-            for var, quantity in step.quantities(recording).items()
-        }
+    def special_blocks(self) -> Iterator[tuple[int, int, Block]]:
+        """The sites with other equations than the template's: step, position and block."""
+        for position, number in enumerate(self.special):
+            for step in range(number):
+                yield step, position, self.steps[step][position]
 
-    def type_of(self, recording: Recording, quantity: Quantity) -> Any:
-        """Shape and type of a quantity."""
-        if isinstance(quantity, SiteValue):
-            return type_of(self.template.statements[quantity.position].value)
-        eqn = recording.eqns[self.template.eqns[quantity.offset]]
-        return type_of(eqn.outvars[quantity.number])
+    def parameters(self, position: int) -> tuple[Source, ...]:
+        """The origin of the parameters of a site."""
+        row = self.sources[position][-1]
+        assert not isinstance(row, PerStep)
+        return row
+
+    def current_sources(self, position: int) -> Iterator[Quantity]:
+        """Quantities of the same step that a site and its equations take as operands."""
+        for row in self.sources[position]:
+            for source in () if isinstance(row, PerStep) else row:
+                if isinstance(source, Now):
+                    yield source.quantity
+
+    def entries(self, recording: Recording) -> Mapping[Var, tuple[int, Quantity]]:
+        """By variable, the step and the quantity, except for results in special steps."""
+        return {
+            var: (step, quantity)
+            for step, blocks in enumerate(self.steps)
+            for var, quantity in quantities(recording, blocks).items()
+            if isinstance(quantity, SiteValue) or step >= self.special[quantity.position]
+        }
