@@ -8,7 +8,7 @@ from jax import lax
 
 from retrodict.graph.index_atoms import INF, Window
 from retrodict.graph.index_relations import NOTHING, Relation
-from retrodict.graph.jaxpr_dependence import Flow
+from retrodict.graph.jaxpr_dependence import dependence_of
 
 INDEX = np.array([2, 0, 0, 4, 1])
 SPARSE = np.array([[1.0, 0, 0, 0, 0], [0, 2, 0, 0, 0]])
@@ -98,12 +98,11 @@ def positions(relation, shape, source_shape):
 @pytest.mark.parametrize(("fn", "shape", "exact"), CASES.values(), ids=CASES.keys())
 def test_dependence_covers_the_jacobian(fn, shape, exact):
     x = jax.random.normal(jax.random.key(1), shape) + 0.1
-    flow = Flow.of(lambda inputs: fn(inputs["x"]), {"x": x})
-    found = flow.dependence()
+    result = dependence_of(lambda inputs: fn(inputs["x"]), {"x": x})
     output = fn(x)
-    table = positions(found.dependence.sources.get("x", NOTHING), output.shape, shape)
+    table = positions(result.dependence.sources.get("x", NOTHING), output.shape, shape)
     jacobian = np.asarray(jax.jacfwd(fn)(x)) != 0
-    assert found.shape == output.shape
+    assert result.shape == output.shape
     assert np.all(table[jacobian]), "a dependence was missed"
     if exact:
         np.testing.assert_array_equal(table, jacobian)
@@ -113,20 +112,20 @@ def test_the_index_is_a_parent_too():
     def fn(inputs):
         return inputs["x"][inputs["i"]]
 
-    found = Flow.of(fn, {"x": jnp.zeros(4), "i": jnp.zeros(3, int)}).dependence()
-    sources = found.dependence.sources
+    result = dependence_of(fn, {"x": jnp.zeros(4), "i": jnp.zeros(3, int)})
+    sources = result.dependence.sources
     assert sources["i"] == Relation.of([Window(0, 0)], (3,), (3,))
     assert positions(sources["x"], (3,), (4,)).all()
 
 
 def test_a_carry_that_never_forgets_is_widened_not_followed():
     """A running sum over a thousand steps, found without following a thousand steps."""
-    found = Flow.of(
+    result = dependence_of(
         lambda inputs: lax.scan(lambda c, v: (c + v, c), 0.0, inputs["x"])[1],
         {"x": jax.ShapeDtypeStruct((1000,), jnp.float32)},
-    ).dependence()
+    )
     past = Relation.of([Window(0, 0, -INF, -1)], (1000,), (1000,))
-    assert found.dependence.sources["x"] == past
+    assert result.dependence.sources["x"] == past
 
 
 def test_a_choice_by_the_step_of_a_scan_limits_what_a_branch_is_read_for():
@@ -141,8 +140,8 @@ def test_a_choice_by_the_step_of_a_scan_limits_what_a_branch_is_read_for():
         forms = np.array([0, 1, 1, 2, 2], np.int32)
         return jax.lax.scan(step, jnp.zeros(()), forms)[1]
 
-    flow = Flow.of(fn, {"a": jnp.zeros(()), "b": jnp.zeros(())}).dependence()
-    sources = flow.dependence.sources
+    dependence = dependence_of(fn, {"a": jnp.zeros(()), "b": jnp.zeros(())}).dependence
+    sources = dependence.sources
     assert [bool(sources["b"].at((t,))) for t in range(5)] == [False, True, True, True, True]
     # The second and third step add to what the first one took.
     assert [bool(sources["a"].at((t,))) for t in range(5)] == [True, True, True, False, False]

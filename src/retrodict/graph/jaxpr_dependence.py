@@ -10,8 +10,8 @@ Constants that vary along an axis are sources, too (`Constant`): they make eleme
 heterogeneous.
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -38,28 +38,22 @@ class Constant(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A traced function of a dict of arrays, whose keys are the sources."""
+def dependence_of(fn: Callable[[Any], Any], inputs: Mapping[Any, Any]) -> Any:
+    """The dependence of the outputs of `fn(inputs)` on the elements of the inputs.
 
-    names: tuple[Any, ...]
-    closed: ClosedJaxpr
-    tree: Any
+    Args:
+        fn: a function of a dict of arrays, whose keys are the sources.
+        inputs: arrays or `jax.ShapeDtypeStruct`s.
 
-    @staticmethod
-    def of(fn: Callable[[Any], Any], inputs: Mapping[Any, Any]) -> "Flow":
-        """Trace `fn(inputs)`; inputs are arrays or `jax.ShapeDtypeStruct`s."""
-        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(dict(inputs))
-        names = tuple(sorted(inputs))  # as JAX flattens a dict
-        return Flow(names, closed, jax.tree.structure(out_shape))
-
-    def dependence(self) -> Any:
-        """A pytree like the function's output with an `Abstract` in place of each array."""
-        arguments = [
-            Abstract(Dependence({name: Relation.identity(shape_of(var))}), shape_of(var))
-            for name, var in zip(self.names, self.closed.jaxpr.invars, strict=True)
-        ]
-        return jax.tree.unflatten(self.tree, _Reader().read(self.closed, arguments))
+    Returns:
+        A pytree like the function's output with an `Abstract` in place of each array.
+    """
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(dict(inputs))
+    arguments = [
+        Abstract(Dependence({name: Relation.identity(shape_of(var))}), shape_of(var))
+        for name, var in zip(sorted(inputs), closed.jaxpr.invars, strict=True)  # as JAX sorts keys
+    ]
+    return jax.tree.unflatten(jax.tree.structure(out_shape), _Reader().read(closed, arguments))
 
 
 class _Reader:
@@ -68,29 +62,21 @@ class _Reader:
     def __init__(self) -> None:
         # By identity, with the object kept so that no other can take its place.
         self._constants: dict[int, tuple[Constant, object]] = {}
-        self._scans = 0
+        self.step_axes = itertools.count(-1, -1)
 
     def constant_source(self, origin: object) -> Constant:
         """The source that stands for a constant that varies: the same for the same origin."""
         name = Constant(len(self._constants))
         return self._constants.setdefault(id(origin), (name, origin))[0]
 
-    def step_axis(self) -> int:
-        """A new axis for the steps of a scan."""
-        self._scans += 1
-        return -self._scans
-
     def constant(self, value: Any) -> Abstract:
         """A constant of a jaxpr."""
-        shape = np.shape(value)
-        varies = False
+        sources: dict[Hashable, Relation] = {}
         if np.size(value) > 1 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             array = np.asarray(value)
-            varies = bool(np.any(array != array.flat[0]))
-        sources: dict[Hashable, Relation] = {}
-        if varies:
-            sources[self.constant_source(value)] = Relation.identity(shape)
-        return Abstract(Dependence(sources), shape, Lazy(lambda: value))
+            if np.any(array != array.flat[0]):
+                sources[self.constant_source(value)] = Relation.identity(array.shape)
+        return Abstract(Dependence(sources), np.shape(value), Lazy(lambda: value))
 
     def read(self, closed: ClosedJaxpr, arguments: Sequence[Abstract]) -> list[Abstract]:
         """The abstract outputs of a closed jaxpr."""
@@ -218,7 +204,7 @@ def _scan(eqn: JaxprEqn, operands: Sequence[Abstract], reader: _Reader) -> list[
     """
     num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
     length, backward, body = eqn.params["length"], eqn.params["reverse"], eqn.params["jaxpr"]
-    step = reader.step_axis()
+    step = next(reader.step_axes)
     steps = {step: length}
     first, last = (length - 1, 0) if backward else (0, length - 1)
     constants, init, xs = (

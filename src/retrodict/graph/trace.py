@@ -20,7 +20,7 @@ from retrodict.graph.evaluation import CarryKey, Evaluation, ModelStructure, Sit
 from retrodict.graph.graph import Carry, Edge, Graph, Site, Support
 from retrodict.graph.index_atoms import Window
 from retrodict.graph.index_relations import Relation
-from retrodict.graph.jaxpr_dependence import Constant, Flow
+from retrodict.graph.jaxpr_dependence import Constant, dependence_of
 from retrodict.graph.loops.lifting import lift
 from retrodict.graph.obs_values import constant_data, shared_arguments
 from retrodict.graph.program import Program
@@ -168,7 +168,7 @@ def _dependence(program: Program, structure: ModelStructure) -> Any:
         for name, shape in structure.shapes.items()
         for scored in (False, True)
     }
-    return Flow.of(evaluate, inputs).dependence()
+    return dependence_of(evaluate, inputs)
 
 
 def _site(

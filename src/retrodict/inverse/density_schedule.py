@@ -146,7 +146,5 @@ class DensitySchedule:
 
 def _invert(stages: dict[str, int], num_stages: int) -> tuple[tuple[str, ...], ...]:
     """The names of each stage."""
-    names: list[list[str]] = [[] for _ in range(num_stages)]
-    for name, stage in stages.items():
-        names[stage].append(name)
-    return tuple(map(tuple, names))
+    numbers = range(num_stages)
+    return tuple(tuple(n for n, stage in stages.items() if stage == number) for number in numbers)
