@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from retrodict._xla.jit import run_once
 from retrodict.errors import UnsupportedModel
+from retrodict.graph.dependence import Abstract
 from retrodict.graph.evaluation import Evaluation, ModelStructure
-from retrodict.graph.jaxpr_dependence import Flow
-from retrodict.graph.primitive_rules import Abstract
+from retrodict.graph.jaxpr_dependence import dependence_of
 from retrodict.graph.program import Program
 
 
@@ -167,7 +167,7 @@ def _dependence(
         called = {key.name: value for key, value in values.items() if key.kind == "argument"}
         return result(_with_arguments(program, called).run(None, sites, only=only))
 
-    dependence: Mapping[str, Abstract] = Flow.of(evaluate, inputs).dependence()
+    dependence: Mapping[str, Abstract] = dependence_of(evaluate, inputs)
     return dependence
 
 
