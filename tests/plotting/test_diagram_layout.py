@@ -75,11 +75,15 @@ def test_arrows_connect_the_borders_of_their_nodes(diagram):
         assert len(route.curve) % 3 == 1
 
 
-@pytest.mark.parametrize(
-    "diagram",
-    [*DIAGRAMS.values(), *CROSSED.values(), state_space_chain(15)],
-    ids=[*DIAGRAMS, *CROSSED, "chain"],
-)
+LAYOUTS = {
+    **DIAGRAMS,
+    **CROSSED,
+    "chain": state_space_chain(15),
+    **{f"random {seed}": random_diagram(seed) for seed in range(6)},
+}
+
+
+@pytest.mark.parametrize("diagram", LAYOUTS.values(), ids=LAYOUTS)
 def test_arrows_avoid_other_nodes(diagram):
     layout = layered_layout(diagram)
     for route in layout.routes:
@@ -176,7 +180,7 @@ def test_long_labels_fit_into_their_nodes():
 
 def test_layout_of_hundreds_of_nodes_takes_seconds():
     diagram = state_space_chain(150)
-    start = time.perf_counter()
+    start = time.process_time()
     layout = layered_layout(diagram)
-    assert time.perf_counter() - start < 10  # below 2 s on an idle machine
+    assert time.process_time() - start < 6  # below 2 s on an idle machine
     check_boxes(diagram, layout)

@@ -15,18 +15,12 @@ def run(name: str, folder: Path, *, minutes: float | None = None, progress_bar: 
 
     Args:
         name: one of `NAMES`.
-        folder: where to write figures and compiled models; created if missing.
+        folder: existing folder for figures and compiled models.
         minutes: time limit for training; None for the demonstration's own schedule.
         progress_bar: whether to show progress bars.
 
     Returns:
         A text that compares the results with the exact answers.
-
-    Raises:
-        ValueError: there is no demonstration of that name.
     """
-    if name not in NAMES:
-        raise ValueError(f"there is no demonstration {name!r}; there are {', '.join(NAMES)}")
-    folder.mkdir(parents=True, exist_ok=True)
     text: str = import_module(f"retrodict.demos.{name}").run(folder, minutes, progress_bar)
     return text

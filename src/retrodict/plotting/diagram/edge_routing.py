@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.bezier import BezierSegment, split_de_casteljau, split_path_inout
 from matplotlib.path import Path
+from scipy.spatial import KDTree
 
 from retrodict.plotting.diagram.elements import Diagram
 from retrodict.plotting.diagram.labels import EDGE_LABEL_SIZE, text_width
@@ -64,12 +65,12 @@ def _obstacles(diagram: Diagram, outlines: dict[str, Outline]) -> Points:
 
 
 def sample(curve: Points) -> Points:
-    """Return points along a curve of cubic Bézier segments, at most 5 apart."""
+    """Return points along a curve of cubic Bézier segments, about 10 apart."""
     segments = [curve[k : k + 4] for k in range(0, len(curve) - 1, 3)]
     lengths = [np.hypot(*np.diff(segment, axis=0).T).sum() for segment in segments]
     return np.vstack(
         [
-            BezierSegment(segment)(np.linspace(0, 1, 8 + int(length / 4)))
+            BezierSegment(segment)(np.linspace(0, 1, 8 + int(length / 10)))
             for segment, length in zip(segments, lengths, strict=True)
         ]
     )
@@ -86,13 +87,16 @@ def _fewest_collisions(candidates: list[Points], obstacles: Points) -> Points:
 
 
 def _num_collisions(curve: Points, obstacles: Points) -> int:
+    """Count the obstacles that a curve touches, and twice those that it passes through."""
     points = sample(curve)
     centre, extent = obstacles[:, :2], obstacles[:, 2:] / 2 + CLEARANCE
-    # Bounding boxes rule out most obstacles before the exact test.
-    overlap = (centre + extent > points.min(axis=0)) & (centre - extent < points.max(axis=0))
-    near = overlap.all(axis=1)
-    offset = np.abs(points[:, None] - centre[None, near]) / extent[near]
-    return int((np.hypot(offset[..., 0], offset[..., 1]) < 1).any(axis=0).sum())
+    # Most obstacles are farther from the curve than their size.
+    near = KDTree(points).query(centre)[0] < extent.max(axis=1)
+    offset = np.abs(points[:, None] - centre[near])
+    gauges = [
+        np.hypot(*np.moveaxis(offset / (extent[near] - inset), -1, 0)) for inset in (0.0, CLEARANCE)
+    ]
+    return int(sum((gauge < 1).any(axis=0).sum() for gauge in gauges))
 
 
 def _outside(curve: Points, outline: Outline) -> Points:
@@ -137,7 +141,7 @@ def _candidates(
     else:
         middle = (start[1] + stop[1]) / 2
         candidates.append(np.array([start, (start[0], middle), (stop[0], middle), stop]))
-    for offset in (24.0, 48.0, 72.0):
+    for offset in (12.0, 24.0, 36.0, 48.0, 72.0, 96.0):
         candidates += [_bent_line(start, stop, bend + side * outward * offset) for side in (1, -1)]
     if bends:
         # Vertical through the layers, the curve cannot touch the neighbours of its bends.

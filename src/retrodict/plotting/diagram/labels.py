@@ -10,7 +10,7 @@ from html import escape
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, get_font_names
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
@@ -19,9 +19,11 @@ from retrodict.plotting.diagram.elements import Diagram, DiagramNode
 # Font sizes in points, which are the unit of all lengths in a diagram.
 SYMBOL_SIZE, WORD_SIZE, CAPTION_SIZE, EDGE_LABEL_SIZE = 16.0, 13.0, 11.5, 11.0
 DIAMETER, SIDE = 36.0, 28.0  # smallest circle and square
-_FONT = FontProperties(
-    family=["STIXGeneral", "DejaVu Serif", "DejaVu Sans"], math_fontfamily="stix"
-)
+# Fonts of other scripts are used where they are installed.
+_OTHER_SCRIPTS = {"Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei", "Arial Unicode MS"}
+_FAMILIES = ["STIXGeneral", "DejaVu Serif", "DejaVu Sans"]
+_FAMILIES += sorted(_OTHER_SCRIPTS.intersection(get_font_names()))
+_FONT = FontProperties(family=_FAMILIES, math_fontfamily="stix")
 
 _LETTER_NAMES = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma "
