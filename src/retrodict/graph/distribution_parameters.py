@@ -1,11 +1,12 @@
-"""The parameters of a NumPyro distribution as arrays."""
+"""The parameters and masks of a NumPyro distribution as arrays."""
 
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from retrodict.graph.stacked_distribution import Stacked
 
@@ -16,6 +17,33 @@ def innermost(fn: dist.Distribution) -> dist.Distribution:
     """The distribution without its wrappers."""
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
+    return fn
+
+
+def value_mask(fn: dist.Distribution, shape: tuple[int, ...]) -> Bool[Array, "*shape"] | None:
+    """Which entries of a value of this shape count in the density; None if no mask is applied."""
+    if isinstance(fn, Stacked):
+        if value_mask(fn.base_dist, shape[1:]) is None:
+            return None
+        stacked: Array = fn.each(lambda one: value_mask(one, shape[1:]))
+        return stacked
+    masks = []
+    while hasattr(fn, "base_dist"):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = jnp.asarray(fn._mask)
+            masks.append(mask.reshape(*mask.shape, *(1 for _ in fn.event_shape)))
+        fn = fn.base_dist
+    return jnp.broadcast_to(reduce(jnp.logical_and, masks), shape) if masks else None
+
+
+def unmasked(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution without masks."""
+    if isinstance(fn, dist.MaskedDistribution):
+        return unmasked(fn.base_dist)
+    if isinstance(fn, dist.ExpandedDistribution):
+        return unmasked(fn.base_dist).expand(fn.batch_shape)
+    if isinstance(fn, dist.Independent):
+        return unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
     return fn
 
 

@@ -41,6 +41,7 @@ class SiteRecord:
         axes: the plates, with their positions in the value.
         scan: the number of the scan that contains it.
         has_obs: whether the model passes a value to it (obs=…).
+        masked: whether a mask is applied to its density.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SiteRecord:
     axes: tuple[Axis, ...]
     scan: int | None
     has_obs: bool
+    masked: bool
 
 
 class Evaluation(NamedTuple):
@@ -67,6 +69,7 @@ class Evaluation(NamedTuple):
         carries: for each scan, the leaves of the carry that every step starts from, stacked.
         moments: mean and variance of each site's distribution, on request; see `moments`.
         obs_values: the values that the model passes to sites (obs=…).
+        masks: which entries of a site's value count in its density, of sites with a mask.
     """
 
     values: dict[str, Array]
@@ -77,11 +80,12 @@ class Evaluation(NamedTuple):
     carries: dict[CarryKey, Array]
     moments: dict[str, Moments]
     obs_values: dict[str, Array]
+    masks: dict[str, Array]
 
     @staticmethod
     def empty() -> "Evaluation":
         """An evaluation without sites."""
-        return Evaluation({}, {}, {}, {}, {}, {}, {}, {})
+        return Evaluation({}, {}, {}, {}, {}, {}, {}, {}, {})
 
 
 @dataclass

@@ -51,6 +51,8 @@ class Site:
         heterogeneous_axes: index axes (time 0 first, then plates) along which the distribution
             changes with constants of the model, such as a covariate that is a plain argument.
         dtype: of its value.
+        mask: of an observed site with masked entries on which nothing depends, which entries count;
+            the others are replaced by a constant.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Site:
     steps: tuple[str, ...] = ()
     heterogeneous_axes: tuple[int, ...] = ()
     dtype: Any = np.float32
+    mask: NDArray[np.bool_] | None = field(compare=False, default=None)
 
     @property
     def index_shape(self) -> tuple[int, ...]:

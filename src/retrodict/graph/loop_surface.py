@@ -124,6 +124,7 @@ def _step_site(site: Site, step: int) -> Site:
         name=site.steps[step],
         shape=site.shape[1:],
         support=support,
+        mask=None if site.mask is None else site.mask[step],
         plates=site.plates if site.time else site.plates[1:],
         time=False,
         axes=tuple(axis - 1 for axis in site.axes[1:]),

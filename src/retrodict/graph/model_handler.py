@@ -18,7 +18,7 @@ from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from retrodict.errors import UnsupportedModel
-from retrodict.graph.distribution_parameters import innermost, parameters
+from retrodict.graph.distribution_parameters import innermost, parameters, unmasked, value_mask
 from retrodict.graph.evaluation import (
     Axis,
     CarryKey,
@@ -132,25 +132,39 @@ class ModelHandler(Messenger):
         sample_shape = msg["kwargs"].get("sample_shape", ())
         if not sample_shape:
             msg["fn"] = fn = self._broadcast(msg)
+        mask = value_mask(fn, fn.shape(sample_shape))
+        if mask is not None:
+            self.result.masks[name] = mask
+            observed = msg["is_observed"] or name in self.program.observed
+            if not observed and not self.program.mask_latents:
+                msg["fn"] = fn = unmasked(fn)
         if self.expect is not None:
             self.result.moments[name] = moments(fn, sample_shape)
         if name in self.values:
             value = jnp.asarray(self.values[name])
         elif self.expect is not None and name in self.expect:
             value = self.expect[name](self.result.moments[name])
-        elif name in self.keys:
-            value = fn(rng_key=self.keys[name], sample_shape=sample_shape)
-        elif self.rng_key is not None:
-            self.rng_key, draw_key = jax.random.split(self.rng_key)
-            value = fn(rng_key=draw_key, sample_shape=sample_shape)
         else:
-            raise KeyError(f"no value for site '{name}', and no key to draw one with")
+            value = fn(rng_key=self._key(name), sample_shape=sample_shape)
+            if mask is not None and name in self.program.filled:
+                constant = self.program.filled[name].feasible_like(value)
+                value = jnp.where(mask, value, constant.astype(value.dtype))
         msg["value"] = value
-        self._record(msg, value)
+        self._record(msg, value, masked=mask is not None)
         self.result.values[name] = value
         if self.only is None or name in self.only:
             self._score(msg, jnp.asarray(self.scored_at.get(name, value)))
             self._end_if_done()
+
+    def _key(self, name: str) -> PRNGKeyArray:
+        """The key that a site is drawn with."""
+        if name in self.keys:
+            return self.keys[name]
+        if self.rng_key is None:
+            raise KeyError(f"no value for site '{name}', and no key to draw one with")
+        draw_key: PRNGKeyArray
+        self.rng_key, draw_key = jax.random.split(self.rng_key)
+        return draw_key
 
     def _broadcast(self, msg: Message) -> dist.Distribution:
         """The distribution broadcast to the shape of the site's data, where that is known."""
@@ -193,7 +207,7 @@ class ModelHandler(Messenger):
         self.result.support_bounds[name] = [jnp.asarray(b) for b in jax.tree.leaves(fn.support)]
         self.result.parameters[name] = parameters(fn, batch_shape)
 
-    def _record(self, msg: Message, value: Array) -> None:
+    def _record(self, msg: Message, value: Array, *, masked: bool) -> None:
         name, fn = msg["name"], msg["fn"]
         batch_ndim = value.ndim - fn.event_dim
         axes = tuple(
@@ -215,6 +229,7 @@ class ModelHandler(Messenger):
             axes=axes,
             scan=self.scan,
             has_obs=msg["is_observed"],
+            masked=masked,
         )
         self.structure.order.append(name)
 

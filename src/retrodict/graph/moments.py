@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
+from retrodict.graph.distribution_parameters import value_mask
 from retrodict.graph.stacked_distribution import Stacked
 
 # The variance of a masked entry, which carries no information.
@@ -31,17 +32,7 @@ def moments(fn: dist.Distribution, sample_shape: tuple[int, ...] = ()) -> Moment
     except (NotImplementedError, AttributeError, TypeError, ValueError):
         unknown = jnp.full(shape, jnp.nan)
         return Moments(unknown, unknown)
-    mask = _mask(fn)
+    mask = value_mask(fn, shape)
     if mask is None:
         return entries
-    batch = jnp.reshape(mask, (*jnp.shape(mask), *(1 for _ in fn.event_shape)))
-    return entries._replace(variance=jnp.where(batch, entries.variance, NO_INFORMATION))
-
-
-def _mask(fn: dist.Distribution) -> Array | None:
-    while True:
-        if isinstance(fn, dist.MaskedDistribution):
-            return jnp.asarray(fn._mask)
-        if not hasattr(fn, "base_dist"):
-            return None
-        fn = fn.base_dist
+    return entries._replace(variance=jnp.where(mask, entries.variance, NO_INFORMATION))

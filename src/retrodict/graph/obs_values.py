@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from retrodict._xla.jit import run_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.dependence import Abstract
 from retrodict.graph.evaluation import Evaluation, ModelStructure
@@ -181,12 +179,8 @@ def _values(
 ) -> dict[str, NDArray[Any]]:
     """The `obs=` of sites where it depends on no other site, with the sites' shapes and types."""
 
-    def evaluate(values: Mapping[str, Any]) -> dict[str, Any]:
-        return program.run(None, values, only=()).obs_values
-
-    zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in structure.shapes.items()}
     chosen = list(names)
-    values = run_once(evaluate, zeros) if chosen else {}
+    values = program.constant_results(structure, lambda run: run.obs_values) if chosen else {}
     shapes = {name: structure.shapes[name] for name in chosen}
     return {
         name: np.broadcast_to(values[name], shape.shape).astype(shape.dtype)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.distributions.distribution import validation_enabled
 
+from retrodict._xla.jit import run_once
 from retrodict.errors import UnsupportedModel
 from retrodict.graph.evaluation import Evaluation, Expect, ModelStructure
 from retrodict.graph.model_handler import NO_KEYS, NO_VALUES, ModelHandler, ScanEntry, StopModel
@@ -33,6 +34,8 @@ class Program:
         data_shapes: the shapes of data that the user states; a site's distribution is broadcast.
         scan_sites: for each scan, in program order, the sites inside it.
         guarded: sites whose support depends on other sites, so that a value can lie outside it.
+        filled: the supports of the observed sites whose masked entries are replaced by a constant.
+        mask_latents: whether masks apply to latent sites, see `masks`.
     """
 
     model: Callable[..., Any]
@@ -42,6 +45,8 @@ class Program:
     data_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scan_sites: tuple[tuple[str, ...], ...] = ()
     guarded: frozenset[str] = frozenset()
+    filled: Mapping[str, Any] = field(default_factory=dict)
+    mask_latents: bool = False
 
     def simulate(self, rng_key: PRNGKeyArray) -> dict[str, Array]:
         """One joint draw (x, y) ~ p(x, y) of all sites; `vmap` for more."""
@@ -184,6 +189,19 @@ class Program:
             for number in range(len(structure.scan_lengths))
         )
         return replace(self, scan_sites=scan_sites), structure
+
+    def constant_results(
+        self, structure: ModelStructure, result: Callable[[Evaluation], Result]
+    ) -> Result:
+        """A part of the result of a run, other than densities, that depends on no value."""
+
+        def evaluate(values: Values) -> Result:
+            return result(self.run(None, values, only=()))
+
+        shapes = structure.shapes.items()
+        zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes}
+        constants: Result = run_once(evaluate, zeros)
+        return constants
 
     def _inspect_once(self, only: Collection[str] | None = None) -> ModelStructure:
         structure = ModelStructure()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 from numpyro.distributions import constraints
 
 from retrodict.errors import UnsupportedModel
@@ -22,6 +23,7 @@ from retrodict.graph.index_atoms import Window
 from retrodict.graph.index_relations import Relation
 from retrodict.graph.jaxpr_dependence import Constant, dependence_of
 from retrodict.graph.loops.lifting import lift
+from retrodict.graph.masks import check_masked_latents
 from retrodict.graph.obs_values import constant_data, shared_arguments
 from retrodict.graph.program import Program
 
@@ -70,6 +72,7 @@ def trace(
     _check_observed(list(shapes), constants, structure.sites)
     _check_shapes(program, structure)
     program = replace(program, observed=program.observed | constants.keys())
+    check_masked_latents(program, structure)
     shared = shared_arguments(program, structure)
     lifted = lift(program, structure)
     if lifted.loops:
@@ -143,6 +146,8 @@ def _graph(
         for parent in sites
         if DensityInput(parent) in relations
     )
+    masks = _data_masks(program, structure, evaluation.masks, edges, sites)
+    sites |= {name: replace(sites[name], mask=mask) for name, mask in masks.items()}
     return Graph(
         sites=sites,
         edges=edges,
@@ -150,9 +155,35 @@ def _graph(
         scan_lengths=tuple(structure.scan_lengths),
         reversed_scans=tuple(structure.reversed_scans),
         carries=_carries(evaluation.carries, sites),
-        program=replace(program, guarded=frozenset(guarded)),
+        program=replace(
+            program,
+            guarded=frozenset(guarded),
+            filled={name: sites[name].support for name in masks},
+        ),
         loops=tuple(loops),
     )
+
+
+def _data_masks(
+    program: Program,
+    structure: ModelStructure,
+    masks: Mapping[str, Abstract],
+    edges: Sequence[Edge],
+    sites: Mapping[str, Site],
+) -> dict[str, NDArray[np.bool_]]:
+    """Constant masks of observed sites on which nothing depends, and whose support is fixed."""
+    parents = {edge.parent for edge in edges}
+    names = [
+        name
+        for name, mask in masks.items()
+        if sites[name].observed
+        and name not in parents
+        and not any(isinstance(source, DensityInput) for source in mask.dependence.sources)
+        and not isinstance(sites[name].support, type(constraints.dependent))
+        and not any(map(np.ndim, jax.tree.leaves(sites[name].support)))
+    ]
+    arrays = program.constant_results(structure, lambda run: run.masks) if names else {}
+    return {name: np.asarray(arrays[name]) for name in names}
 
 
 def _dependence(program: Program, structure: ModelStructure) -> Any:

@@ -111,6 +111,8 @@ def _validate_site(site: Site, values: Any, many: bool) -> np.ndarray[Any, Any]:
             "model takes its sizes as arguments, pass them as model_args or model_kwargs"
             + (_MORE_AXES.format(name=site.name, shape=shape) if more_axes else "")
         )
+    if site.mask is not None:
+        array = np.where(site.mask, array, site.support.feasible_like(np.zeros(site.shape)))
     wrong = ~np.isfinite(array)
     if wrong.any():
         raise DataError(

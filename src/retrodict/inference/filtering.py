@@ -135,21 +135,33 @@ class StreamingFilter:
         """The number of steps that the model was compiled with."""
         return self.graph.scan_lengths[self._scan]
 
+    def _step_graph(self, time: int) -> Graph:
+        """The graph of the observed sites, as they are in one step."""
+        if not any(self.graph.sites[name].mask is not None for name in self.graph.observed):
+            time = 0
+        if time not in self._step_graphs:
+            self._step_graphs[time] = self._make_step_graph(time)
+        return self._step_graphs[time]
+
     @cached_property
-    def _step_graph(self) -> Graph:
-        """The graph of the observed sites with the shapes that they have in one step."""
+    def _step_graphs(self) -> dict[int, Graph]:
+        return {}
+
+    def _make_step_graph(self, time: int) -> Graph:
         sites = {}
         for name in self.graph.observed:
             site = self.graph.sites[name]
             axes = tuple(axis - 1 for axis in site.axes[1:])
-            sites[name] = replace(site, shape=site.shape[1:], time=False, axes=axes)
+            mask = None if site.mask is None else site.mask[time]
+            sites[name] = replace(site, shape=site.shape[1:], time=False, axes=axes, mask=mask)
         return replace(self.graph, sites=sites, constant_data={})
 
     @cached_property
     def _has_fixed_length(self) -> bool:
         """Whether the model has inputs for a fixed number of steps only."""
         return bool(self.graph.constant_data) or any(
-            site.time and 0 in site.heterogeneous_axes for site in self.graph.sites.values()
+            site.time and (0 in site.heterogeneous_axes or site.mask is not None)
+            for site in self.graph.sites.values()
         )
 
     def init(self, rng_key: PRNGKeyArray, num_particles: int) -> FilterState:
@@ -200,7 +212,7 @@ class StreamingFilter:
                 "Call the model with inputs for more steps"
             )
         constants = {name: v[int(state.time)] for name, v in self.graph.constant_data.items()}
-        arrays = validate_data(self._step_graph, {**constants, **data})
+        arrays = validate_data(self._step_graph(int(state.time)), {**constants, **data})
         num_particles = state.log_weights.shape[0]
         state, info, possible = self._program(num_particles)(networks, rng_key, state, arrays)
         if int(state.population.failed_stage) >= 0:
