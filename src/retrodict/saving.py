@@ -28,7 +28,7 @@ from retrodict.graph.program import Program
 from retrodict.graph.trace import trace
 from retrodict.inference.planning import Plan
 from retrodict.inverse.inverse import invert
-from retrodict.proposal.facts import FactorFacts, GuideFacts, RecognisedFamily
+from retrodict.proposal.model_knowledge import FamilyFacts, GuideFacts
 from retrodict.proposal.proposal import Proposal
 from retrodict.training.history import NetworkHistory
 from retrodict.training.rejections import RejectionCounts
@@ -80,7 +80,7 @@ def write_model(
         "method": parts.proposal.inverse.method,
         "estimator": dataclasses.asdict(parts.estimator),
         "networks": list(parts.networks),
-        "facts": {name: _encode_facts(facts) for name, facts in parts.proposal.facts.items()},
+        "facts": {name: facts._asdict() for name, facts in parts.proposal.facts.items()},
         "plan": dataclasses.asdict(parts.plan),
         "history": {name: _encode_history(h) for name, h in parts.histories.items()},
     }
@@ -101,7 +101,10 @@ def read_model(path: str | Path, model: Callable[..., Any]) -> CompiledParts:
             f"{path} does not hold a compiled model: its header lacks "
             f"{', '.join(sorted(missing))}. Load a file that Compiled.save wrote"
         )
-    facts = {name: _decode_facts(fields) for name, fields in header["facts"].items()}
+    facts = {
+        name: (GuideFacts if "order" in fields else FamilyFacts)(**_with_tuples(fields))
+        for name, fields in header["facts"].items()
+    }
     proposal = Proposal.of(invert(_trace(header, arrays, model, path), header["method"]), facts)
     estimator = _decode_estimator(header["estimator"])
     structures_by_network = proposal.networks()
@@ -302,21 +305,6 @@ def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _decode_estimator(fields: dict[str, Any]) -> MADE:
     embedding = Embedding(**_with_tuples(fields["embedding"]))
     return MADE(**_with_tuples(fields) | {"embedding": embedding})
-
-
-def _encode_facts(facts: FactorFacts) -> dict[str, Any]:
-    return {
-        "guide": None if facts.guide is None else facts.guide._asdict(),
-        "family": None if facts.family is None else facts.family._asdict(),
-    }
-
-
-def _decode_facts(fields: Mapping[str, Any]) -> FactorFacts:
-    guide, family = fields["guide"], fields["family"]
-    return FactorFacts(
-        None if guide is None else GuideFacts(**_with_tuples(guide)),
-        None if family is None else RecognisedFamily(**_with_tuples(family)),
-    )
 
 
 def _encode_history(history: NetworkHistory) -> dict[str, Any]:

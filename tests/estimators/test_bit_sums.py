@@ -175,6 +175,7 @@ def test_parameters_are_the_models_moments_in_sampling_order(observed):
     def moments(x):
         return ConditionalMoments(
             jnp.broadcast_to(jnp.asarray(probabilities), x.shape),
+            jnp.broadcast_to(jnp.asarray(probabilities * (1 - probabilities)), x.shape),
             0.3 + x @ jnp.asarray(effects)[:, None],
             jnp.full((*x.shape[:-1], 1), NOISE**2),
             jnp.zeros((*x.shape[:-1], 1)),

@@ -449,7 +449,7 @@ def test_what_bits_move_is_asked_for_again_with_other_arguments():
     """A slope that was found with some arguments of the model may be wrong with others."""
     inverse = rd.invert(rd.trace(scaled, ("y",), model_args=(1.0,)))
     proposal = Proposal.of(inverse, analytic=False)
-    assert all(facts.guide.slope for facts in proposal.facts.values())
+    assert all(facts.slope for facts in proposal.facts.values())
     elsewhere = Inference(proposal).called_with((2.0,), None).proposal
     (structure,) = elsewhere.estimated.values()
     found = estimate(structure.knowledge, {"y": jnp.array(75.0)})

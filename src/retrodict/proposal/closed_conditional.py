@@ -1,6 +1,7 @@
 """Conditionals known in closed form, as proposals of their factors."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,45 +10,38 @@ from jaxtyping import PRNGKeyArray, PyTree
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
 from retrodict.estimators.analytic.family import Family
 from retrodict.estimators.conditional import MADE, MIN_DEFENSIVE_SHARE
+from retrodict.estimators.coordinates import Latent
 from retrodict.estimators.encoders import Input
 from retrodict.estimators.estimator import Estimator
-from retrodict.proposal.copies import Copies
 from retrodict.proposal.factor_model import FactorModel
-from retrodict.proposal.facts import FactorFacts, RecognisedFamily
+from retrodict.proposal.model_knowledge import FamilyFacts, ModelKnowledge
 from retrodict.proposal.scope import Scope
 
 
 @dataclass(frozen=True)
-class ClosedConditional:
+class ClosedConditional(ModelKnowledge):
     """Computes the parameters of a factor's conditional from the model's densities.
 
     Attributes:
+        facts: what simulation showed.
         model: the part of the model that the factor takes part in.
         family: that the conditional belongs to.
-        facts: what was found on recognising it.
     """
 
+    facts: FamilyFacts
     model: FactorModel
     family: Family
-    facts: RecognisedFamily
-    sufficient: bool = True
+    sufficient: ClassVar[bool] = True
 
     @property
-    def parents(self) -> frozenset[str]:
-        """The sites whose values it depends on."""
-        return self.model.parents | frozenset(child.name for child in self.model.children)
+    def parents(self) -> frozenset[str]:  # noqa: D102
+        return self.model.parents
 
     @property
-    def working_bytes(self) -> int:
-        """Memory for all copies of one draw."""
+    def working_bytes(self) -> int:  # noqa: D102
         entries = self.model.num_observations + len(self.facts.start)
         copies = int(np.prod(self.model.copies.plate_sizes))
         return 2 * 4 * copies * self.family.evaluations * entries
-
-    @property
-    def factor_facts(self) -> FactorFacts:
-        """What is kept with the artefact."""
-        return FactorFacts(family=self.facts)
 
     def at(self, scope: Scope) -> PyTree:
         """The parameters of all copies."""
@@ -57,14 +51,14 @@ class ClosedConditional:
 
     def build(  # noqa: D102
         self,
-        estimator: MADE,
         rng_key: PRNGKeyArray,
-        copies: Copies,
+        estimator: MADE,
+        latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         number: int,
     ) -> Estimator:
         share = max(estimator.wide / number, MIN_DEFENSIVE_SHARE)
-        return AnalyticEstimator.of(self.family, copies.latents, share)
+        return AnalyticEstimator.of(self.family, latents, share)
 
     @property
     def requirements(self) -> str:

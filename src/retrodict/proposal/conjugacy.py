@@ -7,7 +7,6 @@ not read from the names of distributions but tested on draws from the prior: the
 of draws from the family must be nearly equal.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -33,9 +32,8 @@ from retrodict.proposal.bit_sum_recognition import (
     restore_bit_sum,
 )
 from retrodict.proposal.closed_conditional import ClosedConditional
-from retrodict.proposal.factor_model import FactorModel, known_children
-from retrodict.proposal.facts import RecognisedFamily
-from retrodict.proposal.guide_search import carries_keys
+from retrodict.proposal.factor_model import FactorModel
+from retrodict.proposal.model_knowledge import FamilyFacts
 from retrodict.proposal.reference_draws import at_references, pick, reference_draws
 from retrodict.proposal.scope import Scope
 
@@ -51,15 +49,7 @@ MAX_AT_ONCE = 2**24
 
 
 def find_conditional(model: FactorModel, sample_prior: PriorSampler) -> ClosedConditional | None:
-    """The conditional of a factor if it is closed and of a known family.
-
-    Args:
-        model: of the factor, without children.
-        sample_prior: joint draws of the model.
-    """
-    if carries_keys(model.graph, model.scan):
-        return None
-    model = replace(model, children=known_children(model.graph, model.factor, model.scan))
+    """The conditional of a factor if it is closed and of a known family."""
     if not model.is_closed():
         return None
     families = [family for family in candidates(model.copies.latents) if _is_cheap(model, family)]
@@ -67,8 +57,7 @@ def find_conditional(model: FactorModel, sample_prior: PriorSampler) -> ClosedCo
         references = reference_draws(model, sample_prior)
         start = _typical_values(model, references)
         for family in families:
-            facts = RecognisedFamily(family.name, start)
-            conditional = ClosedConditional(model, family, facts)
+            conditional = ClosedConditional(FamilyFacts(family.name, start), model, family)
             if not family.defensive or _is_exact(conditional, references):
                 return conditional
     bit_sum = find_bit_sum(model, sample_prior)
@@ -76,18 +65,17 @@ def find_conditional(model: FactorModel, sample_prior: PriorSampler) -> ClosedCo
 
 
 def restore_conditional(
-    model: FactorModel, facts: RecognisedFamily, sample_prior: PriorSampler
+    model: FactorModel, facts: FamilyFacts, sample_prior: PriorSampler
 ) -> ClosedConditional | None:
     """The conditional that was recognised before; None if the family does not fit any more.
 
-    Constants that depend on the model's arguments are found anew where `facts` has none.
+    Constants that depend on the model's arguments are determined again where `facts` has none.
     """
-    model = replace(model, children=known_children(model.graph, model.factor, model.scan))
     if not model.is_closed():
         return None
     if facts.name == BitSums.name:
         if facts.constants:
-            return ClosedConditional(model, restore_bit_sum(facts.constants), facts)
+            return ClosedConditional(facts, model, restore_bit_sum(facts.constants))
         bit_sum = find_bit_sum(model, sample_prior)
         if bit_sum is None:
             raise UnsupportedModel(
@@ -99,13 +87,13 @@ def restore_conditional(
         return _with_bit_sum(model, bit_sum)
     families = {family.name: family for family in candidates(model.copies.latents)}
     family = families.get(facts.name)
-    return None if family is None else ClosedConditional(model, family, facts)
+    return None if family is None else ClosedConditional(facts, model, family)
 
 
 def _with_bit_sum(model: FactorModel, family: BitSums) -> ClosedConditional:
     start = (0.0,) * len(family.order)
-    facts = RecognisedFamily(family.name, start, bit_sum_constants(family))
-    return ClosedConditional(model, family, facts)
+    facts = FamilyFacts(family.name, start, bit_sum_constants(family))
+    return ClosedConditional(facts, model, family)
 
 
 def candidates(latents: tuple[Latent, ...]) -> tuple[Family, ...]:

@@ -64,30 +64,30 @@ class Copies:
 
     def one(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
         """The latents of one copy; `index` is along time, if any, and plates."""
-        return self._taken(values, self.axes, index)
+        return self._take(values, self.axes, index)
 
     def one_of_step(self, values: Values, index: Sequence[Int[Array, ""]]) -> dict[str, Array]:
         """The latents of one copy, from the arrays of its step."""
-        return self._taken(values, self.plate_axes, index)
+        return self._take(values, self.plate_axes, index)
 
-    def _taken(
+    def _take(
         self, values: Values, axes: Sequence[tuple[int, ...]], index: Sequence[Int[Array, ""]]
     ) -> dict[str, Array]:
-        taken = {}
+        latents = {}
         for latent, site, along in zip(self.latents, self.sites, axes, strict=True):
             array = jnp.asarray(values[site.name])
             for copy_axis, axis in sorted(enumerate(along), key=lambda pair: -pair[1]):
                 array = jnp.take(array, index[copy_axis], axis)
-            taken[latent.name] = array
-        return taken
+            latents[latent.name] = array
+        return latents
 
-    def to_step(self, x: Mapping[str, Array]) -> dict[str, Array]:
+    def to_step(self, x: Mapping[str, Array], *, cast: bool = True) -> dict[str, Array]:
         """Arrays of the sites, of one step if the factor lies in time, from those of all copies."""
         arrays = {}
         for latent, site, along in zip(self.latents, self.sites, self.plate_axes, strict=True):
             array = jnp.moveaxis(x[latent.name], range(len(along)), along)
             shape = site.shape[1:] if self.factor.time else site.shape
-            arrays[site.name] = array.reshape(shape).astype(site.dtype)
+            arrays[site.name] = array.reshape(shape).astype(site.dtype if cast else array.dtype)
         return arrays
 
     def select(
@@ -110,14 +110,16 @@ class Copies:
             parts.append(moved.reshape(*self.plate_sizes, -1))
         return jnp.concatenate(parts, -1)
 
-    def from_rows(self, rows: Float[Array, "*plates coordinates"]) -> dict[str, Array]:
-        """The inverse of `rows`."""
+    def from_rows(
+        self, rows: Float[Array, "*plates coordinates"], *, cast: bool = True
+    ) -> dict[str, Array]:
+        """The inverse of `rows`; without `cast`, of the type of the rows."""
         x, start = {}, 0
         for latent in self.latents:
             stop = start + int(np.prod(latent.shape))
             x[latent.name] = rows[..., start:stop].reshape(*self.plate_sizes, *latent.shape)
             start = stop
-        return self.to_step(x)
+        return self.to_step(x, cast=cast)
 
 
 def copy_axes(site: Site, factor: Factor) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -23,7 +22,7 @@ from retrodict.graph.index_atoms import Table, Window
 from retrodict.graph.moments import NO_INFORMATION
 from retrodict.inverse.factors import Factor
 from retrodict.proposal.copies import Copies
-from retrodict.proposal.scope import Scope, carry_at
+from retrodict.proposal.scope import Scope, model_at
 from retrodict.types import Values
 
 Evaluate: TypeAlias = Callable[[Values, Expect | None], Evaluation]
@@ -54,13 +53,13 @@ class FactorModel:
         graph: the model's.
         copies: of the factor.
         scan: the scan along which the factor is drawn, if any.
-        children: the known children that are considered.
+        children: those that are considered, all of whose other parents have values.
     """
 
     graph: Graph
     copies: Copies
     scan: int | None
-    children: tuple[Child, ...] = ()
+    children: tuple[Child, ...]
 
     @property
     def factor(self) -> Factor:
@@ -74,8 +73,9 @@ class FactorModel:
 
     @property
     def parents(self) -> frozenset[str]:
-        """The sites on whose values these distributions depend."""
-        return frozenset(parent for name in self.evaluated for parent in self.graph.parents(name))
+        """The sites on whose values these distributions and the children's densities depend."""
+        parents = frozenset(p for name in self.evaluated for p in self.graph.parents(name))
+        return parents | frozenset(child.name for child in self.children)
 
     @property
     def child_sizes(self) -> list[int]:
@@ -94,30 +94,9 @@ class FactorModel:
         return sum(self.child_sizes)
 
     def evaluator(self, scope: Scope) -> Evaluate:
-        """A function that runs the model, or its step at hand, at given latents."""
-        program, latents = self.graph.program, self.factor.latents
-        # Sites that are not known are drawn; nothing that is used depends on them.
-        key = jax.random.key(0)
-        if self.scan is None:
-            known = {
-                n: v for n, v in scope.values.items() if n in self.graph.sites and n not in latents
-            }
-
-            def evaluate(values: Values, expect: Expect | None) -> Evaluation:
-                return program.run(key, {**known, **values}, expect=expect, only=self.evaluated)
-
-            return evaluate
-        scan, inside = self.scan, program.scan_sites[self.scan]
-        outer = {n: v for n, v in scope.values.items() if n not in inside}
-        here = {n: v for n, v in scope.step_values(inside).items() if n not in latents}
-        carry, time = carry_at(program, scan, scope), scope.time
-        assert time is not None
-
-        def evaluate_step(values: Values, expect: Expect | None) -> Evaluation:
-            known = {**here, **values}
-            return program.step(key, scan, outer, time, carry, known, expect=expect)[1]
-
-        return evaluate_step
+        """A function that runs the model, or its step at hand, at some values of the latents."""
+        run = model_at(self.graph, self.factor.latents, self.scan, scope)
+        return lambda values, expect: run(values, expect=expect, only=self.evaluated)
 
     def by_copy(self, child: Child, value: Array, fill: float = 0.0) -> Array:
         """Entries of a child by copy; `fill` where a copy has fewer than others."""
@@ -134,13 +113,13 @@ class FactorModel:
         parts = [self.by_copy(child, values[child.name], fill) for child in self.children]
         return jnp.concatenate(parts, -1)
 
-    def moments(self, evaluation: Evaluation) -> tuple[Array, Array, ConditionalMoments]:
-        """The latents' own mean and variance by copy, and the moments of the children."""
+    def moments(self, evaluation: Evaluation) -> ConditionalMoments:
+        """Moments of the latents given their parents, and of the children given the latents."""
         names = self.factor.latents
-        mean, variance = (
+        prior_mean, prior_variance = (
             self.copies.rows({n: evaluation.moments[n][part] for n in names}) for part in range(2)
         )
-        child_mean, child_variance = (
+        mean, variance = (
             self.observed({c.name: evaluation.moments[c.name][part] for c in self.children}, fill)
             for part, fill in enumerate((0.0, NO_INFORMATION))
         )
@@ -150,10 +129,8 @@ class FactorModel:
             else jnp.zeros((*self.copies.plate_sizes, size))
             for child, size in zip(self.children, self.child_sizes, strict=True)
         ]
-        observed = self.observed({c.name: evaluation.values[c.name] for c in self.children})
-        density = jnp.concatenate(densities, -1)
-        moments = ConditionalMoments(mean, child_mean, child_variance, density, observed)
-        return mean, variance, moments
+        log_density, observed = jnp.concatenate(densities, -1), self.observed(evaluation.values)
+        return ConditionalMoments(prior_mean, prior_variance, mean, variance, log_density, observed)
 
     def target(self, scope: Scope, *, stable: bool = False) -> ConditionalTarget:
         """The product of all densities that a copy's latents take part in.
@@ -171,14 +148,14 @@ class FactorModel:
             parts = [self.by_copy(site, density[site.name]) for site in self._density_axes]
             return sum((jnp.sum(part, -1) for part in parts), jnp.zeros(self.copies.plate_sizes))
 
-        return ConditionalTarget(log_density, lambda x: self.moments(at(x, {}))[2])
+        return ConditionalTarget(log_density, lambda x: self.moments(at(x, {})))
 
     @property
     def _density_axes(self) -> list[Child]:
         """The latents and their children, with the axes of their densities."""
         located = []
-        own = map(partial(Child, scalar=True), self.factor.latents, self.copies.plate_axes)
-        for site in (*self.children, *own):
+        latents = map(partial(Child, scalar=True), self.factor.latents, self.copies.plate_axes)
+        for site in (*self.children, *latents):
             axes = self.graph.sites[site.name].axes
             # Densities have axes of plates and time alone, and those of a step none of time.
             if self.scan is not None:
@@ -215,8 +192,8 @@ def known_children(graph: Graph, factor: Factor, scan: int | None) -> tuple[Chil
         if name in factor.latents or not from_latents or (scan is not None and site.scan != scan):
             continue
         rest = [edge for parent, edge in parents.items() if parent not in factor.latents]
-        known = site.observed or name in factor.context
-        if not (known and all(parent_known(graph, factor, edge, scan) for edge in rest)):
+        has_value = site.observed or name in factor.context
+        if not (has_value and all(parent_known(graph, factor, edge, scan) for edge in rest)):
             continue
         scalar = site.event_shape == ()
         axes = _aligned_axes(graph, factor, site, from_latents, scan)

@@ -26,8 +26,8 @@ from retrodict.inverse.factors import Factor, network_name
 from retrodict.proposal.context_views import Branch, InputName, read
 from retrodict.proposal.contexts import ContextTree, follows_time
 from retrodict.proposal.copies import Copies, over_copies
-from retrodict.proposal.model_knowledge import ModelKnowledge, NoKnowledge
-from retrodict.proposal.scope import Scope, carry_at
+from retrodict.proposal.model_knowledge import NO_KNOWLEDGE, ModelKnowledge
+from retrodict.proposal.scope import Scope, model_at
 from retrodict.types import Values
 
 Networks: TypeAlias = Mapping[str, Estimator]
@@ -128,20 +128,10 @@ class PriorProposal:
     def _run(
         self, scope: Scope, latents: Values, keys: Mapping[str, PRNGKeyArray]
     ) -> tuple[dict[str, Array], Float[Array, ""]]:
-        """Run the model, or its step at hand; other sites that it draws are not used."""
-        program, names, unused_key = self.graph.program, self.factor.latents, jax.random.key(0)
-        if not self.factor.time:
-            known = {n: v for n, v in scope.values.items() if n not in names} | dict(latents)
-            result = program.run(unused_key, known, keys=keys, only=names)
-        else:
-            scan = self.graph.sites[names[0]].scan
-            assert scan is not None and scope.time is not None
-            inside = program.scan_sites[scan]
-            outer = {n: v for n, v in scope.values.items() if n not in inside}
-            here = {n: v for n, v in scope.step_values(inside).items() if n not in names}
-            carry = carry_at(program, scan, scope)
-            known = {**here, **latents}
-            _, result = program.step(unused_key, scan, outer, scope.time, carry, known, keys=keys)
+        names = self.factor.latents
+        scan = self.graph.sites[names[0]].scan if self.factor.time else None
+        run = model_at(self.graph, names, scan, scope)
+        result = run(latents, keys=keys, only=names)
         log_q = sum((result.log_density[name].sum() for name in names), jnp.zeros(()))
         return {name: result.values[name] for name in names}, log_q
 
@@ -188,7 +178,7 @@ class EstimatedStructure:
         """The estimator of the latents without any context."""
         factor = self.factor
         network = network_name(factor.latents, None)
-        return EstimatedStructure(self.copies, network, ContextTree(factor), NoKnowledge())
+        return EstimatedStructure(self.copies, network, ContextTree(factor), NO_KNOWLEDGE)
 
     @property
     def factor(self) -> Factor:  # noqa: D102
@@ -213,9 +203,10 @@ class EstimatedStructure:
         """What an estimator must have been built for, equal if it can be used again."""
         return self.copies.latents, self.context.inputs, self.knowledge.requirements
 
-    def build(self, estimator: MADE, rng_key: PRNGKeyArray, number: int) -> Estimator:
+    def build(self, rng_key: PRNGKeyArray, estimator: MADE, number: int) -> Estimator:
         """An untrained estimator that a draw uses `number` times."""
-        return self.knowledge.build(estimator, rng_key, self.copies, self.context.inputs, number)
+        latents, inputs = self.copies.latents, self.context.inputs
+        return self.knowledge.build(rng_key, estimator, latents, inputs, number)
 
     def row(self, scope: Scope, index: Sequence[Array]) -> FactorRow:
         """The latents of one copy in a joint draw, and what they are conditioned on.
@@ -228,8 +219,7 @@ class EstimatedStructure:
         plates = tuple(index)
         if self.factor.time:
             scope, plates = scope.at_step(index[0]), plates[1:]
-        known = self.knowledge.at(scope)
-        from_model = jax.tree.map(lambda leaf: leaf[plates], known)
+        from_model = jax.tree.map(lambda leaf: leaf[plates], self.knowledge.at(scope))
         return FactorRow(latents, Conditions(self.context.read(scope, index), from_model))
 
 

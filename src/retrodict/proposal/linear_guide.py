@@ -15,42 +15,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from retrodict._xla.linalg import cholesky, invert_lower_triangular
-from retrodict.estimators.conditional import MADE, GuideSpec
+from retrodict.estimators.analytic.family import ConditionalMoments
+from retrodict.estimators.conditional import GuideSpec
 from retrodict.estimators.coordinates import blocks, coordinate_table
-from retrodict.estimators.encoders import Input
-from retrodict.estimators.estimator import Estimator
 from retrodict.estimators.guide_inputs import MAX_CHANNELS
 from retrodict.estimators.linear_estimate import LinearEstimate
 from retrodict.graph.moments import NO_INFORMATION, Moments
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.factor_model import Evaluate, FactorModel
-from retrodict.proposal.facts import FactorFacts, GuideFacts
+from retrodict.proposal.model_knowledge import GuideFacts, ModelKnowledge
 from retrodict.proposal.scope import Scope
 
 
-class LocalMoments(NamedTuple):
-    """Moments by copy at some value of the latents: their own, and the children's."""
-
-    own: Moments
-    children: Moments
-    log_density: Float[Array, "*copies observations"]
-
-
 @dataclass(frozen=True)
-class LinearGuide:
+class LinearGuide(ModelKnowledge):
     """Computes the linear-Gaussian estimate.
 
     Attributes:
+        facts: what simulation showed.
         model: the part of the model that the factor takes part in.
-        facts: from simulation.
     """
 
-    model: FactorModel
     facts: GuideFacts
-    sufficient: bool = False
+    model: FactorModel
 
     @property
     def copies(self) -> Copies:
@@ -72,9 +62,8 @@ class LinearGuide:
         return number if number <= MAX_CHANNELS and self.binary.any() else 0
 
     @property
-    def parents(self) -> frozenset[str]:
-        """The sites whose values it depends on."""
-        return self.model.parents | frozenset(self.facts.children)
+    def parents(self) -> frozenset[str]:  # noqa: D102
+        return self.model.parents
 
     @property
     def working_bytes(self) -> int:
@@ -83,97 +72,61 @@ class LinearGuide:
         return 4 * 4 * copies * number * (self.model.num_observations + number)
 
     @property
-    def factor_facts(self) -> FactorFacts:
-        """What is kept with the artefact."""
-        return FactorFacts(guide=self.facts)
-
-    def build(  # noqa: D102
-        self,
-        estimator: MADE,
-        rng_key: PRNGKeyArray,
-        copies: Copies,
-        inputs: tuple[Input, ...],
-        number: int,
-    ) -> Estimator:
-        return estimator.build(rng_key, copies.latents, inputs, self.requirements, number)
-
-    @property
-    def requirements(self) -> GuideSpec:
-        """What a network must know of the guide."""
+    def guide_spec(self) -> GuideSpec:  # noqa: D102
         return GuideSpec(self.facts.order, self.channels)
-
-    def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
-        return estimator
 
     def at(self, scope: Scope) -> LinearEstimate:
         """Linearise at the latents' means, and again at the estimate, for all copies."""
         evaluate = self.model.evaluator(scope)
-        x, y = self._reference_point(evaluate)
+        start = evaluate({}, self._reference())
+        x = self.copies.rows({name: start.values[name] for name in self.model.factor.latents})
 
-        def moments(x: Array) -> LocalMoments:
-            return self.local_moments(evaluate, x)
+        def moments(x: Array) -> ConditionalMoments:
+            return self._moments(evaluate, x)
 
         slopes, first = self._derivatives(moments, x)
-        spread = jnp.sqrt(jnp.clip(first.own.variance, 1e-12, 1e12))
-        centre = jnp.where(self.binary, first.own.mean, x)
-        model = self._linear_model(slopes, first, x, y, centre)
+        spread = jnp.sqrt(jnp.clip(first.prior_variance, 1e-12, 1e12))
+        centre = jnp.where(self.binary, first.prior_mean, x)
+        model = self._linear_model(slopes, first, x, centre)
         if self.channels:
             return self._over_copies(self._by_channel, model, spread)
 
         def refined(_: Any, estimate: _Estimate) -> _Estimate:
             inside = self._inside_support(estimate.centre, x)
             slopes, here = self._derivatives(moments, inside)
-            model = self._linear_model(slopes, here, inside, y, inside, first)
+            model = self._linear_model(slopes, here, inside, inside, first)
             return _solve(model, spread, np.array(self.facts.order))
 
         estimate = _solve(model, spread, np.array(self.facts.order))
-        # A loop of the compiler's: tracing the model takes long.
+        # `fori_loop` traces the model once, however many refinements there are.
         estimate = jax.lax.fori_loop(0, self._num_refinements, refined, estimate)
-        return self._over_copies(self._in_order, estimate, first.own.mean, spread)
+        return self._over_copies(self._in_order, estimate, first.prior_mean, spread)
 
-    def local_moments(self, evaluate: Evaluate, x: Array) -> LocalMoments:
+    def _moments(self, evaluate: Evaluate, x: Array) -> ConditionalMoments:
         """Moments at some value of the latents; from simulation where the latents have none."""
-        mean, variance, children = self.model.moments(evaluate(self.copies.from_rows(x), {}))
-        known = np.isnan(self.facts.centre)
-        own = [
-            jnp.where(known, mine, jnp.asarray(np.nan_to_num(other)))
-            for mine, other in zip(
-                (mean, variance), (self.facts.centre, self.facts.variance), strict=True
-            )
-        ]
-        observations = Moments(children.mean, children.variance)
-        return LocalMoments(Moments(*own), observations, children.log_density)
-
-    def _reference_point(self, evaluate: Evaluate) -> tuple[Array, Array]:
-        """The latents at their means, or the nearer of zero and one, and the observations."""
-        begin = evaluate({}, self._reference())
-        names = self.model.factor.latents
-        x = self.copies.rows({name: begin.values[name] for name in names})
-        return x, self.model.observed({c.name: begin.values[c.name] for c in self.model.children})
+        moments = self.model.moments(evaluate(self.copies.from_rows(x), {}))
+        has_moments = np.isnan(self.facts.centre)
+        mean, variance = (
+            jnp.where(has_moments, moment, np.nan_to_num(fallback))
+            for moment, fallback in [
+                (moments.prior_mean, self.facts.centre),
+                (moments.prior_variance, self.facts.variance),
+            ]
+        )
+        return moments._replace(prior_mean=mean, prior_variance=variance)
 
     def _reference(self) -> dict[str, Callable[[Moments], Array]]:
-        """For each latent, how its reference value follows from its moments."""
-        sizes = self.copies.plate_sizes
-        centre = jnp.broadcast_to(jnp.asarray(self.facts.centre), (*sizes, len(self.facts.centre)))
-        fallbacks = self._unrounded(centre)
-        functions, start = {}, 0
-        for latent, site in zip(self.copies.latents, self.copies.sites, strict=True):
-            binary = bool(self.binary[start])
-            functions[site.name] = _value_at_mean(fallbacks[site.name], binary, site.dtype)
-            start += int(np.prod(latent.shape))
-        return functions
-
-    def _unrounded(self, rows: Float[Array, "*plates coordinates"]) -> dict[str, Array]:
-        """Rows as arrays of the sites, in floating point whatever the sites' types."""
-        arrays, start = {}, 0
-        for latent, site, along in zip(
-            self.copies.latents, self.copies.sites, self.copies.plate_axes, strict=True
-        ):
-            stop = start + int(np.prod(latent.shape))
-            part = rows[..., start:stop].reshape(*self.copies.plate_sizes, *latent.shape)
-            arrays[site.name] = jnp.moveaxis(part, range(len(along)), along)
-            start = stop
-        return arrays
+        """For each latent its reference value: its mean, or the nearer of zero and one."""
+        rows = np.broadcast_to(
+            self.facts.centre, (*self.copies.plate_sizes, len(self.facts.centre))
+        )
+        fallbacks = self.copies.from_rows(jnp.asarray(rows, float), cast=False)
+        return {
+            site.name: _value_at_mean(
+                fallbacks[site.name], blocks((latent,))[0].kind == "bernoulli", site.dtype
+            )
+            for latent, site in zip(self.copies.latents, self.copies.sites, strict=True)
+        }
 
     @property
     def _num_refinements(self) -> int:
@@ -184,31 +137,30 @@ class LinearGuide:
     def _linear_model(
         self,
         slopes: "_Slopes",
-        here: LocalMoments,
+        here: ConditionalMoments,
         x: Array,
-        y: Array,
         centre: Array,
-        first: LocalMoments | None = None,
+        first: ConditionalMoments | None = None,
     ) -> "_LinearModel":
         """The linear model around x; residuals are those at `centre`.
 
-        The noise is that expected before anything is known, which makes the estimate exact for
-        conjugate families. Away from there, where `first` holds the moments at the latents' means,
-        only the influence of each observation is evaluated anew.
+        The noise is that at the latents' means, which makes the estimate exact for conjugate
+        families. Elsewhere `first` holds the moments at the latents' means, and only the influence
+        of each observation is evaluated at x.
         """
-        shift = jnp.einsum("...cn,...n->...c", slopes.children, centre - x)
-        residual = y - (here.children.mean + shift)
-        precision = _precision((first or here).children.variance)
+        shift = jnp.einsum("...cn,...n->...c", slopes.mean, centre - x)
+        residual = here.observed - (here.mean + shift)
+        precision = _precision((first or here).variance)
         if first is not None:
             scalar = np.repeat([c.scalar for c in self.model.children], self.model.child_sizes)
-            influence = _influence(here, slopes.children, slopes.log_density, residual)
+            influence = _influence(here.variance, slopes.mean, slopes.log_density, residual)
             precision *= jnp.where(scalar, influence, 1.0)
-        offset = centre - (centre if first is None else here.own.mean)
-        return _LinearModel(centre, offset, slopes.own, residual, slopes.children, precision)
+        offset = centre - (centre if first is None else here.prior_mean)
+        return _LinearModel(centre, offset, slopes.prior_mean, residual, slopes.mean, precision)
 
     def _derivatives(
-        self, moments: Callable[[Array], LocalMoments], x: Array
-    ) -> tuple["_Slopes", LocalMoments]:
+        self, moments: Callable[[Array], ConditionalMoments], x: Array
+    ) -> tuple["_Slopes", ConditionalMoments]:
         """Derivatives of means and log densities, by differences for binary coordinates."""
         number, sizes = x.shape[-1], self.copies.plate_sizes
         if self.channels and self.facts.slope:
@@ -217,9 +169,9 @@ class LinearGuide:
             slope = jnp.broadcast_to(constant, (*sizes, *constant.shape))
             return _Slopes(unused, slope, unused), moments(x)
 
-        def outputs(x: Array) -> tuple[_Slopes, LocalMoments]:
+        def outputs(x: Array) -> tuple[_Slopes, ConditionalMoments]:
             here = moments(x)
-            return _Slopes(here.own.mean, here.children.mean, here.log_density), here
+            return _Slopes(here.prior_mean, here.mean, here.log_density), here
 
         value, tangent, here = jax.linearize(outputs, x, has_aux=True)
 
@@ -234,7 +186,7 @@ class LinearGuide:
             parts.append(jax.vmap(lambda row: tangent(jnp.broadcast_to(row, x.shape)))(rows))
         if self.binary.any():
             parts.append(jax.vmap(difference)(jnp.asarray(directions[self.binary] > 0)))
-        # Real coordinates come first here; the last axis is that of all, in their own order.
+        # Real coordinates come first here; the last axis has all in the latents' order.
         places = np.argsort(np.argsort(self.binary, kind="stable"))
         joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         slopes = jax.tree.map(
@@ -263,7 +215,7 @@ class LinearGuide:
         )
 
     def _in_order(self, estimate: "_Estimate", mean: Array, spread: Array) -> LinearEstimate:
-        """One copy, coordinates in sampling order; the prior's moments where all else failed."""
+        """One copy, in sampling order; the prior's moments where the solution is not finite."""
         order = np.array(self.facts.order)
         mean, scale = mean[order], spread[order]
         centre, root, whitening = estimate.centre[order], estimate.root, estimate.whitening
@@ -290,22 +242,23 @@ class LinearGuide:
 
 
 class _Slopes(NamedTuple):
-    """Derivatives of the latents' own means, the observations' means and log densities."""
+    """Derivatives of the latents' prior means, the observations' means and log densities."""
 
-    own: Float[Array, "*copies coordinates coordinates"]
-    children: Float[Array, "*copies observations coordinates"]
+    prior_mean: Float[Array, "*copies coordinates coordinates"]
+    mean: Float[Array, "*copies observations coordinates"]
     log_density: Float[Array, "*copies observations coordinates"]
 
 
 class _LinearModel(NamedTuple):
     """A linear model around a centre, in terms of the distance Δ from it.
 
-    The latents lie offset + (1 − own) Δ from their own means, the observations residual − slope Δ.
+    The latents lie offset + (1 − prior_slope) Δ from their prior means, and the observations
+    residual − slope Δ from theirs.
     """
 
     centre: Float[Array, "*copies coordinates"]
     offset: Float[Array, "*copies coordinates"]
-    own: Float[Array, "*copies coordinates coordinates"]
+    prior_slope: Float[Array, "*copies coordinates coordinates"]
     residual: Float[Array, "*copies observations"]
     slope: Float[Array, "*copies observations coordinates"]
     precision: Float[Array, "*copies observations"]
@@ -324,15 +277,15 @@ def _solve(
 ) -> _Estimate:
     """The least-squares solution of a linear model's prior and observations."""
     number = spread.shape[-1]
-    own = jnp.eye(number) - model.own * spread[..., None, :] / spread[..., :, None]
+    prior = jnp.eye(number) - model.prior_slope * spread[..., None, :] / spread[..., :, None]
     slope = model.slope * spread[..., None, :]
     weighted = slope * model.precision[..., None]
-    precision = jnp.einsum("...ij,...ik->...jk", own, own) + jnp.einsum(
+    precision = jnp.einsum("...ij,...ik->...jk", prior, prior) + jnp.einsum(
         "...ci,...cj->...ij", slope, weighted
     )
     precision += 1e-6 * jnp.eye(number)
     gradient = jnp.einsum("...ci,...c->...i", weighted, model.residual) - jnp.einsum(
-        "...ji,...j->...i", own, model.offset / spread
+        "...ji,...j->...i", prior, model.offset / spread
     )
     # Λ = U Uᵀ with U upper triangular, so that U⁻ᵀ is the lower factor of Λ⁻¹.
     reverse = order[::-1]
@@ -355,12 +308,12 @@ def _precision(variance: Array) -> Array:
     return jnp.where(jnp.isfinite(clipped), 1 / clipped, 0.0)
 
 
-def _influence(here: LocalMoments, slope: Array, score: Array, residual: Array) -> Array:
+def _influence(variance: Array, slope: Array, score: Array, residual: Array) -> Array:
     """The influence of each observation on its mean, relative to a normal of equal variance.
 
     An outlier of a heavy-tailed distribution has less influence than its distance suggests.
     """
-    noise = jnp.clip(here.children.variance, 1e-12, NO_INFORMATION)
+    noise = jnp.clip(variance, 1e-12, NO_INFORMATION)
     force = jnp.sum(score * slope, -1) / jnp.maximum(jnp.sum(slope**2, -1), 1e-30)
     far = jnp.abs(residual) > 0.1 * jnp.sqrt(noise)
     ratio = force * noise / jnp.where(far, residual, 1.0)

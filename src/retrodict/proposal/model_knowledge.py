@@ -1,89 +1,121 @@
-"""The protocol of what a model itself says of a factor's latents when they are drawn."""
+"""What a model itself says of a factor's latents when they are drawn."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from jaxtyping import PRNGKeyArray, PyTree
 
-from retrodict.estimators.conditional import MADE
+from retrodict.estimators.conditional import MADE, GuideSpec
+from retrodict.estimators.coordinates import Latent
 from retrodict.estimators.encoders import Input
 from retrodict.estimators.estimator import Estimator
-from retrodict.proposal.copies import Copies
-from retrodict.proposal.facts import FactorFacts
 from retrodict.proposal.scope import Scope
 
 
-class ModelKnowledge(Protocol):
-    """What the model says of the latents: nothing, a linear estimate, or their conditional."""
+class GuideFacts(NamedTuple):
+    """What simulation from the prior shows of a linear guide; saved with the compiled model.
+
+    Attributes:
+        order: the coordinates in sampling order, within one kind of density by how much they move
+            the observations.
+        children: the sites that carry information on them.
+        centre, variance: from simulation, of coordinates whose distribution has no moments; NaN
+            elsewhere.
+        slope: derivatives of the children's means by binary coordinates, by observation, if they
+            are the same for all values; empty otherwise.
+    """
+
+    order: tuple[int, ...]
+    children: tuple[str, ...]
+    centre: tuple[float, ...]
+    variance: tuple[float, ...]
+    slope: tuple[float, ...] = ()
+
+    def with_other_arguments(self) -> "GuideFacts":
+        """Without what depends on the model's arguments."""
+        return self._replace(slope=())
+
+
+class FamilyFacts(NamedTuple):
+    """What simulation from the prior shows of a conditional; saved with the compiled model.
+
+    Attributes:
+        name: of the family that it belongs to.
+        start: a typical value of each coordinate, measured from its lower bound.
+        constants: of the family itself, if it has any.
+    """
+
+    name: str
+    start: tuple[float, ...]
+    constants: tuple[float, ...] = ()
+
+    def with_other_arguments(self) -> "FamilyFacts":
+        """Without what depends on the model's arguments."""
+        return self._replace(constants=())
+
+
+Facts: TypeAlias = GuideFacts | FamilyFacts
+
+
+@dataclass(frozen=True)
+class ModelKnowledge:
+    """What the model says of the latents; this class says nothing, and its subclasses more.
+
+    Attributes:
+        facts: what simulation showed, if anything.
+        sufficient: whether the proposal needs no further context.
+    """
+
+    facts: Facts | None
+    sufficient: ClassVar[bool] = False
 
     @property
-    def sufficient(self) -> bool:
-        """Whether it determines the proposal, so that no further context is needed."""
-
-    @property
-    def factor_facts(self) -> FactorFacts:
-        """What is kept with the artefact."""
+    def guide_spec(self) -> GuideSpec | None:
+        """The form of the linear estimate that a network is built for."""
+        return None
 
     @property
     def requirements(self) -> Hashable:
         """What an estimator must have been built for, equal if it can be used again."""
+        return self.guide_spec
 
     @property
     def parents(self) -> frozenset[str]:
         """The sites whose values it depends on."""
+        return frozenset()
 
     @property
     def working_bytes(self) -> int:
-        """Approximate memory needed for all copies of one draw."""
+        """Approximate memory for all copies of one draw."""
+        return 0
 
     def at(self, scope: Scope) -> PyTree:
-        """What is known of all copies (of one step in time), axes of copies first."""
+        """What the model says of all copies (of one step in time), axes of copies first."""
+        return None
 
     def build(
         self,
-        estimator: MADE,
         rng_key: PRNGKeyArray,
-        copies: Copies,
+        estimator: MADE,
+        latents: tuple[Latent, ...],
         inputs: tuple[Input, ...],
         number: int,
     ) -> Estimator:
         """An untrained estimator of the latents.
 
         Args:
-            estimator: its size.
             rng_key: for its initial weights.
-            copies: of the factor.
+            estimator: its size.
+            latents: of one copy.
             inputs: of the context.
             number: how many times a draw uses it.
         """
+        return estimator.build(rng_key, latents, inputs, self.guide_spec, number)
 
     def bind(self, estimator: Estimator) -> Estimator:
         """The estimator with the constants of this model's arguments."""
-
-
-@dataclass(frozen=True)
-class NoKnowledge:
-    """The model says nothing: the network has its context alone."""
-
-    sufficient: bool = False
-    factor_facts: FactorFacts = FactorFacts()  # noqa: RUF009 (immutable)
-    requirements: Hashable = None
-    parents: frozenset[str] = frozenset()
-    working_bytes: int = 0
-
-    def at(self, scope: Scope) -> None:
-        """Nothing."""
-
-    def build(  # noqa: D102
-        self,
-        estimator: MADE,
-        rng_key: PRNGKeyArray,
-        copies: Copies,
-        inputs: tuple[Input, ...],
-        number: int,
-    ) -> Estimator:
-        return estimator.build(rng_key, copies.latents, inputs, None, number)
-
-    def bind(self, estimator: Estimator) -> Estimator:  # noqa: D102
         return estimator
+
+
+NO_KNOWLEDGE = ModelKnowledge(None)

@@ -25,7 +25,7 @@ from retrodict.graph.prior_draws import PriorSampler, prior_sampler
 from retrodict.inverse.factors import Factor
 from retrodict.inverse.inverse import Inverse
 from retrodict.inverse.plate_tree import needing_marginals
-from retrodict.proposal.choose_knowledge import choose_knowledge
+from retrodict.proposal.choose_knowledge import find_knowledge, restore_knowledge
 from retrodict.proposal.contexts import ContextTree, context_tree, follows_time
 from retrodict.proposal.copies import Copies
 from retrodict.proposal.factor_proposals import (
@@ -36,7 +36,7 @@ from retrodict.proposal.factor_proposals import (
     PriorProposal,
     Summaries,
 )
-from retrodict.proposal.facts import FactorFacts
+from retrodict.proposal.model_knowledge import Facts
 from retrodict.proposal.scope import Scope
 from retrodict.types import Values
 
@@ -94,7 +94,7 @@ class Proposal:
     @staticmethod
     def of(
         inverse: Inverse,
-        facts: Mapping[str, FactorFacts] | None = None,
+        facts: Mapping[str, Facts] | None = None,
         *,
         analytic: bool = True,
     ) -> "Proposal":
@@ -102,7 +102,7 @@ class Proposal:
 
         Args:
             inverse: the inverse of the model's graph.
-            facts: by network, what was found of guides and families before, if it was.
+            facts: by network, those of a proposal of the same model; None to determine them.
             analytic: whether closed-form conditionals replace networks.
         """
         inverse = inverse.lifted
@@ -111,8 +111,11 @@ class Proposal:
 
         def structure(factor: Factor) -> EstimatedStructure:
             copies, context = Copies.of(graph, factor), context_tree(graph, factor, covariates)
-            known = None if facts is None else facts.get(str(factor.network), FactorFacts())
-            knowledge = choose_knowledge(graph, copies, context, sample_prior, known, analytic)
+            if facts is None:
+                knowledge = find_knowledge(graph, copies, context, sample_prior, analytic)
+            else:
+                network_facts = facts.get(str(factor.network))
+                knowledge = restore_knowledge(graph, copies, network_facts, sample_prior)
             context = ContextTree(factor) if knowledge.sufficient else context
             return EstimatedStructure.of(graph, copies, context, knowledge)
 
@@ -142,10 +145,10 @@ class Proposal:
         return {**self.priors, **self.estimated}
 
     @property
-    def facts(self) -> dict[str, FactorFacts]:
-        """What was found of guides and families, by network."""
-        found = {s.network: s.knowledge.factor_facts for s in self.estimated.values()}
-        return {network: facts for network, facts in found.items() if facts != FactorFacts()}
+    def facts(self) -> dict[str, Facts]:
+        """What simulation showed of guides and families, by network."""
+        pairs = ((s.network, s.knowledge.facts) for s in self.estimated.values())
+        return {network: facts for network, facts in pairs if facts is not None}
 
     def networks(self) -> dict[str, list[EstimatedStructure]]:
         """The structures that share each network."""
@@ -159,7 +162,7 @@ class Proposal:
     ) -> Estimator:
         """An untrained estimator for the structures that share it."""
         number = sum(structure.copies.number for structure in structures)
-        return structures[0].build(estimator, rng_key, number)
+        return structures[0].build(rng_key, estimator, number)
 
     def bind(self, networks: Networks, factor: Factor) -> FactorProposal:
         """The proposal of one factor with these weights."""
@@ -310,9 +313,9 @@ class Proposal:
         outer, series = self.split(stage.scan, values)
 
         def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-            time, key, observed, seen = inputs
+            time, key, observed, suffix = inputs
             noise = self.step_noise(networks, key, stage)
-            draw = self.draw_step(networks, noise, stage, outer, observed, time, carry, seen)
+            draw = self.draw_step(networks, noise, stage, outer, observed, time, carry, suffix)
             return draw.carry, (draw.latents, sum(draw.log_q.values(), jnp.zeros(())))
 
         times, keys = jnp.arange(length), jax.random.split(rng_key, length)
@@ -358,12 +361,12 @@ class Proposal:
         self, networks: Networks, factor: Factor, scope: Scope, latents: Values
     ) -> Float[Array, "*copies"]:
         """log q of every copy of a factor, in time as well, at some values of its latents."""
-        own = {name: jnp.asarray(latents[name]) for name in factor.latents}
+        x = {name: jnp.asarray(latents[name]) for name in factor.latents}
 
-        def step(proposal: FactorProposal, prepared: PyTree, own: Values) -> Array:
-            return proposal.log_prob(prepared, own)
+        def step(proposal: FactorProposal, prepared: PyTree, x: Values) -> Array:
+            return proposal.log_prob(prepared, x)
 
-        log_q: Array = self.at_all_steps(networks, factor, scope, step, own)
+        log_q: Array = self.at_all_steps(networks, factor, scope, step, x)
         return log_q
 
     def at_all_steps(

@@ -1,6 +1,6 @@
 """What is known when a factor is drawn."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from retrodict.graph.element_covariates import CovariateKey
-from retrodict.graph.evaluation import CarryKey
+from retrodict.graph.evaluation import CarryKey, Evaluation
+from retrodict.graph.graph import Graph
 from retrodict.graph.model_handler import carry_leaves
-from retrodict.graph.program import Program
 from retrodict.types import Values
 
 NOTHING: Mapping[Any, Array] = {}
@@ -77,13 +77,32 @@ class Scope(NamedTuple):
         return self._replace(values={**self.values, **values})
 
 
-def carry_at(program: Program, scan: int, scope: Scope) -> Any:
-    """The carry that the step at hand starts from, as the model has it."""
-    if scope.carry is not None:
-        return scope.carry
-    inside = set(program.scan_sites[scan])
-    outer = {name: value for name, value in scope.values.items() if name not in inside}
-    blank = jax.eval_shape(lambda: program.initial_carry(scan, outer))
-    leaves, tree = jax.tree.flatten(blank)
-    carried = [scope.carries[CarryKey(scan, n)][scope.position] for n in range(len(leaves))]
-    return jax.tree.unflatten(tree, carried)
+def model_at(
+    graph: Graph, latents: tuple[str, ...], scan: int | None, scope: Scope
+) -> Callable[..., Evaluation]:
+    """A function of the latents that runs the model, or its step at hand, given all other values.
+
+    Sites without values are drawn with a fixed key; nothing that is used may depend on them.
+    """
+    program, key = graph.program, jax.random.key(0)
+    inside = () if scan is None else program.scan_sites[scan]
+    outer = {n: v for n, v in scope.values.items() if n in graph.sites and n not in inside}
+    if scan is None:
+        others = {name: value for name, value in outer.items() if name not in latents}
+
+        def run(values: Values, **options: Any) -> Evaluation:
+            return program.run(key, {**others, **values}, **options)
+
+        return run
+    here = {n: v for n, v in scope.step_values(inside).items() if n not in latents}
+    carry, time = scope.carry, scope.time
+    assert time is not None
+    if carry is None:
+        leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: program.initial_carry(scan, outer)))
+        steps = [scope.carries[CarryKey(scan, n)][scope.position] for n in range(len(leaves))]
+        carry = jax.tree.unflatten(tree, steps)
+
+    def run_step(values: Values, *, only: Any = None, **options: Any) -> Evaluation:
+        return program.step(key, scan, outer, time, carry, {**here, **values}, **options)[1]
+
+    return run_step

@@ -24,13 +24,14 @@ class ConditionalMoments(NamedTuple):
     """Moments of the model's distributions at some value of the latents, by copy.
 
     Attributes:
-        prior_mean: of the latents given their own parents.
+        prior_mean, prior_variance: of the latents given their own parents.
         mean, variance: of each observation that depends on the latents.
         log_density: of each of these observations.
         observed: their values.
     """
 
     prior_mean: Float[Array, "*copies coordinates"]
+    prior_variance: Float[Array, "*copies coordinates"]
     mean: Float[Array, "*copies observations"]
     variance: Float[Array, "*copies observations"]
     log_density: Float[Array, "*copies observations"]
