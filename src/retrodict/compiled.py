@@ -6,7 +6,9 @@ model with its inverse and trained networks, which infers, continues training an
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +34,6 @@ from retrodict.inference.samplers import InferMethod, Settings, first_choice
 from retrodict.inverse.inverse import Inverse, Method, invert
 from retrodict.particles.posterior import Posterior
 from retrodict.particles.resampling import Resampler
-from retrodict.proposal.factor_proposals import EstimatedStructure
 from retrodict.proposal.proposal import Proposal
 from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
@@ -60,11 +61,8 @@ class History:
     @property
     def rejected(self) -> dict[tuple[str, str], int]:
         """Number of draws dropped, by site and reason."""
-        total: dict[tuple[str, str], int] = {}
-        for history in self.networks.values():
-            for fault, number in history.rejected.dropped.items():
-                total[fault] = total.get(fault, 0) + number
-        return total
+        counts = (history.rejected.dropped for history in self.networks.values())
+        return dict(sum(counts, Counter()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,7 @@ class Compiled:
         Returns:
             A new `Compiled`; this one is not changed.
         """
-        return _trained(rng_key, self, training, progress_bar)
+        return _train(rng_key, self, training, progress_bar)
 
     def save(self, path: str | Path, *, origin: Mapping[str, str | None] | None = None) -> Path:
         """Write the compiled model to one file, which `retrodict.load` reads.
@@ -175,8 +173,8 @@ class Compiled:
             DataError: the data do not fit the model.
         """
         checked = check_data(self.proposal.graph, data)
-        own = {name: samples[name] for name in self.graph.latent}
-        latents = jax.tree.map(jnp.asarray, stack_steps(self.proposal.graph, own, axis=1))
+        by_site = {name: samples[name] for name in self.graph.latent}
+        latents = jax.tree.map(jnp.asarray, stack_steps(self.proposal.graph, by_site, axis=1))
         log_q: Array = self._log_prob(self.networks, latents, checked)
         return log_q
 
@@ -271,7 +269,7 @@ class Compiled:
         self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None
     ) -> FallbackInference:
         inference = self._inference.called_with(model_args, model_kwargs)
-        # data sets of other sizes lie elsewhere
+        # Data sets of other sizes have other statistics.
         reference = self.plan.reference if inference is self._inference else None
         return FallbackInference(inference, self.networks, reference)
 
@@ -356,8 +354,8 @@ def compile(
     for number, (name, structures) in enumerate(proposal.networks().items()):
         key = jax.random.fold_in(build_key, number)
         networks[name] = proposal.build(estimator, key, structures)
-    fresh = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
-    return _trained(train_key, fresh, training, progress_bar)
+    untrained = Compiled(proposal, networks, estimator, History(), Plan(first_choice(proposal)))
+    return _train(train_key, untrained, training, progress_bar)
 
 
 def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
@@ -382,62 +380,54 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
     return Compiled(parts.proposal, dict(parts.networks), parts.estimator, history, parts.plan)
 
 
-def _trained(
+def _train(
     rng_key: PRNGKeyArray, compiled: Compiled, training: Training, progress_bar: bool
 ) -> Compiled:
-    """Train every network in turn; each that learns has an equal share of the time left."""
-    begun = time.perf_counter()
+    """Train every network in turn; each that learns has an equal share of the remaining time."""
+    start = time.perf_counter()
     rng_key, plan_key = jax.random.split(rng_key)
     networks = dict(compiled.networks)
     histories = dict(compiled.history.networks)
-    shared = compiled.proposal.networks()
-    to_learn = sum(map(has_weights, networks.values()))
+    proposal = compiled.proposal
+    structures_by_network = proposal.networks()
+    num_untrained = sum(map(has_weights, networks.values()))
     with Interruption() as interruption:
-        for number, (name, structures) in enumerate(shared.items()):
+        for number, (name, structures) in enumerate(structures_by_network.items()):
             share = None
             if training.max_seconds is not None:
-                left = training.max_seconds - (time.perf_counter() - begun)
-                share = max(left, 0.0) / max(to_learn, 1)
-            to_learn -= has_weights(networks[name])
-            title = f"{latent_names(structures)} ({number + 1}/{len(shared)})"
-            progress = Progress(title, progress_bar)
-            try:
+                remaining = training.max_seconds - (time.perf_counter() - start)
+                share = max(remaining, 0.0) / max(num_untrained, 1)
+            num_untrained -= has_weights(networks[name])
+            title = f"{latent_names(structures)} ({number + 1}/{len(networks)})"
+            simulator = Simulator(
+                proposal.graph,
+                tuple(structures),
+                proposal.covariates,
+                training.copies,
+                proposal.sample_prior,
+            )
+            with closing(Progress(title, progress_bar)) as progress:
                 networks[name], histories[name] = train_network(
                     jax.random.fold_in(rng_key, number),
                     networks[name],
-                    _simulator(compiled, structures, training),
+                    simulator,
                     training,
                     history=histories.get(name),
                     max_seconds=share,
                     report=progress,
                     interruption=interruption,
                 )
-            finally:
-                progress.close()
     if interruption.requested:
         warnings.warn(
-            "training was interrupted: the networks are the best so far. Answers are right in the "
-            "limit, but may need more particles; compiled.train goes on",
+            "training was interrupted: the networks are the best so far. Results are still "
+            "consistent, but may need more particles; compiled.train continues training",
             stacklevel=3,
         )
     _warn_of_dropped(histories)
     plan = compiled.plan
     if not interruption.requested:
-        plan = Inference(compiled.proposal).plan(networks, plan_key)
+        plan = Inference(proposal).plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
-
-
-def _simulator(
-    compiled: Compiled, structures: Sequence[EstimatedStructure], training: Training
-) -> Simulator:
-    proposal = compiled.proposal
-    return Simulator(
-        proposal.graph,
-        tuple(structures),
-        proposal.covariates,
-        training.copies,
-        proposal.sample_prior,
-    )
 
 
 def _warn_of_shared_arguments(graph: Graph) -> None:
@@ -455,15 +445,15 @@ def _warn_of_dropped(histories: Mapping[str, NetworkHistory]) -> None:
     for history in histories.values():
         if history.rejected.fraction > 0.05:
             warnings.warn(
-                f"{history.rejected.fraction:.0%} of the draws from the prior were dropped, for "
-                f"float32 cannot hold them: {history.rejected.describe()}. The networks have "
-                "learned the rest; weights are not affected",
+                f"{history.rejected.fraction:.0%} of the draws from the prior were dropped, "
+                f"because float32 cannot represent them: {history.rejected.describe()}. The "
+                "networks were trained on the others; importance weights are not affected",
                 stacklevel=4,
             )
             return
 
 
 def parameter_count(networks: Mapping[str, Estimator]) -> int:
-    """How many weights there are in all."""
+    """The number of weights of all networks."""
     leaves = jax.tree.leaves(dict(networks))
     return sum(int(np.size(leaf)) for leaf in leaves if isinstance(leaf, jax.Array))

@@ -1,4 +1,4 @@
-"""What a model expects of latents, against exact answers; and how networks use it."""
+"""Linear guides against exact posteriors, and networks that have a guide as an input."""
 
 from dataclasses import replace
 
@@ -60,29 +60,29 @@ def line(t=None, z=None):
         numpyro.sample("t", dist.Normal(w[0] + w[1] * z, 0.1), obs=t)
 
 
-def test_linear_regression_is_expected_exactly():
+def test_linear_regression_has_the_exact_posterior():
     guide = guide_of(line, ("t", "z"), "w")
     values = guide.model.graph.program.simulate(zoo.key(1))
-    found = estimate(guide, values)
+    actual = estimate(guide, values)
     design = np.stack([np.ones(6), values["z"]], 1).astype(float)
     prior = np.diag([1 / 100, 1 / 4])
     precision = prior + design.T @ design / 0.01
     mean = np.linalg.solve(
         precision, prior @ [1, 0] + design.T @ np.asarray(values["t"], float) / 0.01
     )
-    np.testing.assert_allclose(found.mean, mean, rtol=1e-3)
-    root = np.asarray(found.root, float)
+    np.testing.assert_allclose(actual.mean, mean, rtol=1e-3)
+    root = np.asarray(actual.root, float)
     np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-2)
-    np.testing.assert_allclose(root @ found.whitening, np.eye(2), atol=1e-4)
+    np.testing.assert_allclose(root @ actual.whitening, np.eye(2), atol=1e-4)
     # Each coordinate given those before it: Gaussian conditioning.
-    view = linear_estimate.condition_all(found, jnp.array([2.0, 5.0]))
+    view = linear_estimate.condition_all(actual, jnp.array([2.0, 5.0]))
     covariance = np.linalg.inv(precision)
-    given = mean[1] + covariance[1, 0] / covariance[0, 0] * (2.0 - mean[0])
-    np.testing.assert_allclose(view.mean, [mean[0], given], rtol=2e-3)
+    conditional = mean[1] + covariance[1, 0] / covariance[0, 0] * (2.0 - mean[0])
+    np.testing.assert_allclose(view.mean, [mean[0], conditional], rtol=2e-3)
     np.testing.assert_allclose(view.scale[1], precision[1, 1] ** -0.5, rtol=1e-2)
 
 
-def test_outliers_of_a_heavy_tail_pull_less():
+def test_outliers_of_a_heavy_tailed_likelihood_have_less_influence():
     def model(t=None):
         w = numpyro.sample("w", dist.Normal(0, 10))
         with numpyro.plate("n", 9):
@@ -94,13 +94,13 @@ def test_outliers_of_a_heavy_tail_pull_less():
     assert np.mean(t) > 7
 
 
-def test_conjugate_rates_are_expected_exactly():
+def test_gamma_poisson_rates_have_the_exact_posterior_mean():
     guide = guide_of(zoo.pumps, ("t", "y"), "theta", "faithful")
     t, y = jnp.linspace(1.0, 50, 10), jnp.arange(10)
     values = {"alpha": jnp.array(2.5), "beta": jnp.array(0.7), "t": t, "y": y}
-    found = estimate(guide, values, (4,))
-    np.testing.assert_allclose(found.mean[0], (2.5 + 4) / (0.7 + t[4]), rtol=1e-3)
-    np.testing.assert_allclose(found.prior_mean[0], 2.5 / 0.7, rtol=1e-5)
+    actual = estimate(guide, values, (4,))
+    np.testing.assert_allclose(actual.mean[0], (2.5 + 4) / (0.7 + t[4]), rtol=1e-3)
+    np.testing.assert_allclose(actual.prior_mean[0], 2.5 / 0.7, rtol=1e-5)
 
 
 GROUP = np.array([0, 0, 2, 1, 2, 3, 0])
@@ -113,16 +113,16 @@ def grouped(y=None):
         numpyro.sample("y", dist.Normal(a[GROUP], 0.5), obs=y)
 
 
-def test_elements_that_an_index_gives_to_groups_are_pooled():
+def test_observations_are_pooled_by_group():
     guide = guide_of(grouped, ("y",), "a")
     y = jnp.arange(7.0)
     for group in range(4):
-        found = estimate(guide, {"y": y, "a": jnp.zeros(4)}, (group,))
-        mine = np.flatnonzero(group == GROUP)
-        precision = 0.25 + 4 * len(mine)
-        mean = (0.25 + 4 * y[mine].sum()) / precision
-        np.testing.assert_allclose(found.mean[0], mean, rtol=1e-4)
-        np.testing.assert_allclose(found.root[0, 0], precision**-0.5, rtol=1e-4)
+        actual = estimate(guide, {"y": y, "a": jnp.zeros(4)}, (group,))
+        members = np.flatnonzero(group == GROUP)
+        precision = 0.25 + 4 * len(members)
+        mean = (0.25 + 4 * y[members].sum()) / precision
+        np.testing.assert_allclose(actual.mean[0], mean, rtol=1e-4)
+        np.testing.assert_allclose(actual.root[0, 0], precision**-0.5, rtol=1e-4)
 
 
 def local_level(y=None):
@@ -134,19 +134,19 @@ def local_level(y=None):
     scan(step, 1.0, y, length=4)
 
 
-def test_a_linear_step_is_expected_as_kalman_does():
+def test_step_of_a_linear_state_space_is_the_kalman_update():
     guide = guide_of(local_level, ("y",), "x")
     assert guide.model.scan == 0
     y, before = jnp.array(0.8), jnp.array(-0.4)
-    found = estimate_of_step(guide, {"y": y}, 1, before)
+    actual = estimate_of_step(guide, {"y": y}, 1, before)
     gain = 0.25 * 2 / (4 * 0.25 + 0.09)
-    np.testing.assert_allclose(found.mean[0], 0.9 * before + gain * (y + 2 * 0.36), rtol=1e-4)
-    np.testing.assert_allclose(found.root[0, 0] ** 2, 0.25 * (1 - 2 * gain), rtol=1e-3)
-    # With all steps at hand it is the same.
+    np.testing.assert_allclose(actual.mean[0], 0.9 * before + gain * (y + 2 * 0.36), rtol=1e-4)
+    np.testing.assert_allclose(actual.root[0, 0] ** 2, 0.25 * (1 - 2 * gain), rtol=1e-3)
+    # The whole series gives the same estimate of the step.
     values = {"y": jnp.array([0.0, 0.8, 0, 0]), "x": jnp.zeros(4)}
     carries = {CarryKey(0, 0): jnp.array([1.0, -0.4, 0, 0])}
     whole = guide.at(Scope(values, {}, carries).at_step(jnp.array(1)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, found)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, actual)
 
 
 POWER = jnp.array([20.0, 50.0, 30.0])
@@ -163,20 +163,20 @@ def appliances(y=None):
     scan(step, jnp.full(3, 0.3), y, length=3)
 
 
-def test_switches_come_in_the_order_of_what_they_move_and_show_innovations():
+def test_bits_are_ordered_by_their_effect_and_have_innovations():
     guide = guide_of(appliances, ("y",), "x")
     assert guide.facts.order == (1, 2, 0)
     assert guide.channels == 1
     on = jnp.array([0.1, 0.9, 0.1])
-    found = estimate_of_step(guide, {"y": jnp.array(75.0)}, 0, on)
-    np.testing.assert_allclose(found.slope[0], [50, 30, 20], rtol=1e-5)
-    np.testing.assert_allclose(found.residual, 75 - on @ POWER, rtol=1e-5)
+    actual = estimate_of_step(guide, {"y": jnp.array(75.0)}, 0, on)
+    np.testing.assert_allclose(actual.slope[0], [50, 30, 20], rtol=1e-5)
+    np.testing.assert_allclose(actual.residual, 75 - on @ POWER, rtol=1e-5)
     np.testing.assert_allclose(
-        found.innovation_variance[1, 0], 100 + 0.09 * (30**2 + 20**2), rtol=1e-5
+        actual.innovation_variance[1, 0], 100 + 0.09 * (30**2 + 20**2), rtol=1e-5
     )
-    view = linear_estimate.condition_all(found, jnp.array([1.0, 1.0, 0.0]))
+    view = linear_estimate.condition_all(actual, jnp.array([1.0, 1.0, 0.0]))
     np.testing.assert_allclose(view.residual[0, 2], 75 - 50 - 30 - 2, rtol=1e-4)
-    # The last coordinate's log odds are exact, for nothing else is left unknown.
+    # The log odds of the last coordinate are exact: all other coordinates are given.
     ratio, prior = guide_inputs._log_odds(
         jax.tree.map(lambda leaf: leaf[..., 2], view._replace(noise_variance=jnp.zeros((0, 3))))
     )
@@ -219,25 +219,25 @@ def without_moments():
 
 
 @pytest.mark.parametrize(
-    ("model", "latent", "there"),
+    ("model", "latent", "has_guide"),
     [
         (coin_flips, "p", True),
-        (scale_only, "sigma", False),  # moves no mean
-        (behind, "mu", False),  # what depends on it is not known yet
+        (scale_only, "sigma", False),  # has no effect on a mean
+        (behind, "mu", False),  # its child is latent and drawn later
         (behind, "z", True),
-        (chooser, "k", False),  # no number
-        (heavy, "x", True),  # its own moments are taken from simulation
+        (chooser, "k", False),  # categorical
+        (heavy, "x", True),  # its moments come from simulation
         (without_moments, "x", False),
     ],
 )
-def test_guides_are_there_where_the_model_can_say_something(model, latent, there):
+def test_which_latents_have_a_guide(model, latent, has_guide):
     guide = guide_of(model, ("y",), latent)
-    assert isinstance(guide, LinearGuide) == there
+    assert isinstance(guide, LinearGuide) == has_guide
     if model is heavy:
         assert abs(guide.facts.centre[0]) < 0.3 and 0.5 < guide.facts.variance[0] < 5
 
 
-def random_expected(rng, number, channels):
+def random_estimate(rng, number, channels):
     root = np.tril(rng.normal(size=(number, number))) + 2 * np.eye(number)
     empty = np.zeros((0, 0))
     arrays = (
@@ -254,14 +254,14 @@ def random_expected(rng, number, channels):
 
 
 @pytest.mark.parametrize("channels", [0, 2])
-def test_looking_one_by_one_is_looking_at_all(channels):
-    expected = random_expected(np.random.default_rng(0), 5, channels)
+def test_sequential_conditioning_equals_conditioning_at_once(channels):
+    linear = random_estimate(np.random.default_rng(0), 5, channels)
     row = jnp.array([0.3, -1.0, 2.0, 0.0, 1.0])
-    whole = linear_estimate.condition_all(expected, row)
+    whole = linear_estimate.condition_all(linear, row)
     whole = whole._replace(noise_variance=jnp.broadcast_to(whole.noise_variance, (channels, 5)))
-    left = linear_estimate.initial_state(expected)
+    state = linear_estimate.initial_state(linear)
     for place in range(5):
-        view = linear_estimate.condition(expected, expected.innovation_variance, left, place)
+        view = linear_estimate.condition(linear, linear.innovation_variance, state, place)
         jax.tree.map(
             lambda a, b, place=place: np.testing.assert_allclose(
                 a, b[..., place], rtol=2e-4, atol=1e-5
@@ -269,24 +269,22 @@ def test_looking_one_by_one_is_looking_at_all(channels):
             view,
             whole,
         )
-        left = linear_estimate.update(expected, left, view, place, row[place])
+        state = linear_estimate.update(linear, state, view, place, row[place])
 
 
-def test_bits_seen_by_and_by_are_those_seen_at_once():
-    expected = random_expected(np.random.default_rng(0), 7, 2)
+def test_sequential_conditioning_on_blocks_of_bits_equals_conditioning_at_once():
+    linear = random_estimate(np.random.default_rng(0), 7, 2)
     row = jnp.array([0.0, 1, 1, 0, 1, 0, 1])
-    whole = guide_inputs.condition_all_bits(expected, row, slice(1, 7), 3)
-    left = linear_estimate.update_bits(
-        expected, linear_estimate.initial_state(expected), 0, row[:1]
-    )
+    whole = guide_inputs.condition_all_bits(linear, row, slice(1, 7), 3)
+    state = linear_estimate.update_bits(linear, linear_estimate.initial_state(linear), 0, row[:1])
     for number, place in enumerate((1, 4)):
-        seen = guide_inputs.condition_bits(expected, expected.innovation_variance, left, place, 3)
-        for one, every in zip(seen, whole, strict=True):
+        block = guide_inputs.condition_bits(linear, linear.innovation_variance, state, place, 3)
+        for one, every in zip(block, whole, strict=True):
             np.testing.assert_allclose(one, every[:, number], rtol=2e-4, atol=1e-5)
-        left = linear_estimate.update_bits(expected, left, place, row[place : place + 3])
+        state = linear_estimate.update_bits(linear, state, place, row[place : place + 3])
 
 
-def test_what_bits_move_is_known_beforehand_where_it_is_always_the_same():
+def test_constant_slope_of_bits_is_stored():
     guide = guide_of(appliances, ("y",), "x")
     np.testing.assert_allclose(np.reshape(guide.facts.slope, (1, 3)), [POWER], rtol=1e-4)
     on = jnp.array([0.1, 0.9, 0.1])
@@ -302,20 +300,20 @@ def test_what_bits_move_is_known_beforehand_where_it_is_always_the_same():
 @pytest.mark.parametrize(
     "y", [1e30, *(pytest.param(y, marks=pytest.mark.slow) for y in (0.0, -1e30))]
 )
-def test_bits_are_drawn_whatever_is_observed(y):
-    """Even where everything is as good as impossible, there are draws, and they have a density."""
+def test_bits_have_finite_densities_for_any_observation(y):
+    """Also for observations whose density underflows for every pattern of bits."""
     guide = guide_of(appliances, ("y",), "x")
-    expected = estimate_of_step(guide, {"y": jnp.array(y)}, 0, jnp.full(3, 0.3))
+    linear = estimate_of_step(guide, {"y": jnp.array(y)}, 0, jnp.full(3, 0.3))
     latents = (Latent("a", constraints.boolean, (3,)),)
     net = SMALL.build(zoo.key(0), latents, (), GuideSpec((1, 2, 0), 1))
-    encoding = net.encode(Conditions({}, expected), differentiable=False)
+    encoding = net.encode(Conditions({}, linear), differentiable=False)
     noise = net.noise(zoo.key(1), (20,))
     _, log_q = jax.jit(jax.vmap(lambda noise: net.sample(encoding, noise)))(noise)
     assert np.isfinite(log_q).all()
 
 
 def rising(y=None):
-    """Devices that take more at every step."""
+    """Devices whose power rises with every step."""
 
     def step(on, inputs):
         factor, y_t = inputs
@@ -327,7 +325,7 @@ def rising(y=None):
     scan(step, jnp.full(3, 0.3), (jnp.arange(1.0, 4.0), y))
 
 
-def test_what_bits_move_is_asked_for_where_it_changes_in_time():
+def test_slope_of_bits_that_changes_in_time_is_not_stored():
     guide = guide_of(rising, ("y",), "x")
     assert guide.channels == 1 and guide.facts.slope == ()
 
@@ -344,7 +342,7 @@ LATENTS = {
 }
 
 
-# they take long, and what they are made of is in others as well
+# These take long, and the other kinds cover their parts.
 LONG_KINDS = ("many bits", "one bit more", "mixed", "reals")
 
 
@@ -352,13 +350,13 @@ LONG_KINDS = ("many bits", "one bit more", "mixed", "reals")
     "kind",
     [pytest.param(k, marks=slow_if(k in LONG_KINDS)) for k in LATENTS],
 )
-def test_draws_of_a_guided_network_have_the_density_they_say(kind):
+def test_log_q_of_draws_is_their_log_density(kind):
     latents, channels = LATENTS[kind]
     order = {"reals": (0, 1, 2), "bits": (2, 0, 1), "mixed": (1, 0, 2)}.get(kind)
     order = order or tuple(range(latents[0].shape[0]))
     net = SMALL.build(zoo.key(0), latents, (), GuideSpec(order, channels))
-    expected = random_expected(np.random.default_rng(1), len(order), channels)
-    encoding = net.encode(Conditions({}, expected))
+    linear = random_estimate(np.random.default_rng(1), len(order), channels)
+    encoding = net.encode(Conditions({}, linear))
     noise = net.noise(zoo.key(1), (400,))
     x, log_q = jax.jit(jax.vmap(lambda noise: net.sample(encoding, noise)))(noise)
     log_prob = jax.jit(jax.vmap(lambda x: net.log_prob(encoding, x)))
@@ -369,15 +367,17 @@ def test_draws_of_a_guided_network_have_the_density_they_say(kind):
         each = jnp.exp(log_prob({"a": rows}))
         np.testing.assert_allclose(each.sum(), 1, rtol=1e-4)
         # Frequencies of 400 draws, to four standard errors.
-        seen = np.array([(np.asarray(x["a"]) == row).all(1).mean() for row in np.asarray(rows)])
+        frequencies = np.array(
+            [(np.asarray(x["a"]) == row).all(1).mean() for row in np.asarray(rows)]
+        )
         error = np.sqrt(np.asarray(each * (1 - each)) / 400)
-        assert np.all(np.abs(seen - each) < 4 * error + 1e-3)
+        assert np.all(np.abs(frequencies - each) < 4 * error + 1e-3)
 
 
-def test_a_guided_density_integrates_to_one():
+def test_guided_density_integrates_to_one():
     latents = (Latent("a", constraints.positive, ()),)
     net = SMALL.build(zoo.key(0), latents, (), GuideSpec((0,), 0))
-    encoding = net.encode(Conditions({}, random_expected(np.random.default_rng(2), 1, 0)))
+    encoding = net.encode(Conditions({}, random_estimate(np.random.default_rng(2), 1, 0)))
     z = jnp.linspace(-16, 16, 20001)
     log_density = jax.vmap(lambda z: net.log_prob(encoding, {"a": jnp.exp(z)}) + z)
     density = jnp.exp(jax.jit(log_density)(z))
@@ -385,7 +385,7 @@ def test_a_guided_density_integrates_to_one():
     np.testing.assert_allclose(jnp.trapezoid(density, z), 1 - SMALL.wide * 0.04, atol=1e-3)
 
 
-CURVES = {
+BIJECTIONS = {
     IDENTITY: (0.0, 1.0, 3.0, 0.5),
     ABOVE: (2.0, 3.0, 5.0, 0.5),
     BELOW: (1.0, 2.0, -3.0, 0.5),
@@ -394,23 +394,23 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("curve", CURVES)
-def test_a_normal_is_matched_on_every_curve(curve):
-    lower, upper, mean, sd = CURVES[curve]
+@pytest.mark.parametrize("bijection", BIJECTIONS)
+def test_a_normal_is_matched_under_every_bijection(bijection):
+    lower, upper, mean, sd = BIJECTIONS[bijection]
     latent = Latent("a", constraints.real, ())
     net = SMALL.build(zoo.key(0), (latent,), ())
     c = jax.tree.map(lambda column: column[0], net._constants())
-    c = c._replace(bijection=jnp.array(curve), lower=jnp.array(lower), upper=jnp.array(upper))
+    c = c._replace(bijection=jnp.array(bijection), lower=jnp.array(lower), upper=jnp.array(upper))
     z, scale = match_gaussian(jnp.array(mean), jnp.array(sd), c)
     draws = z + scale * jax.random.normal(zoo.key(0), (20000,))
-    x = jax.jit(jax.vmap(lambda z: constrain(z, c, (curve,))))(draws)
+    x = jax.jit(jax.vmap(lambda z: constrain(z, c, (bijection,))))(draws)
     # Matching is to second order in sd: within a tenth of it.
     assert abs(x.mean() - mean) < 0.1 * sd
     assert abs(x.std() - sd) < 0.15 * sd
 
 
 @pytest.mark.slow
-def test_the_guide_narrows_what_is_hard_to_learn():
+def test_guide_gives_narrow_posteriors_after_short_training():
     """Posteriors a thousand times narrower than the prior, after a few steps of training."""
 
     def model(y=None):
@@ -428,13 +428,13 @@ def test_the_guide_narrows_what_is_hard_to_learn():
     assert abs(posterior.mean("mu") - values["y"].mean()) < 4 * 0.01 / np.sqrt(posterior.ess)
 
 
-def test_innovations_are_shown_as_waves_of_every_length():
+def test_innovations_have_fourier_features():
     x = np.array([-3000.0, -7.3, 0.0, 0.4, 55.0, 900.0], "f4")
     sines, cosines = (
         jnp.stack(waves, -1) for waves in guide_inputs._fourier_features(jnp.asarray(x))
     )
     angles = 2 * np.pi * x.astype(float)[:, None] / [4.0, 8.0, 16.0, 32.0, 64.0]
-    # the angle itself is rounded, in float32, by up to this
+    # Rounding error of the angle in float32.
     allowed = 1e-5 + 4 * np.finfo("f4").eps * np.abs(angles)
     assert np.all(np.abs(sines - np.sin(angles)) < allowed)
     assert np.all(np.abs(cosines - np.cos(angles)) < allowed)
@@ -445,13 +445,13 @@ def scaled(factor, y=None):
     numpyro.sample("y", dist.Normal(factor * jnp.sum(POWER * x), 10.0), obs=y)
 
 
-def test_what_bits_move_is_asked_for_again_with_other_arguments():
-    """A slope that was found with some arguments of the model may be wrong with others."""
+def test_slope_of_bits_is_recomputed_for_other_arguments():
+    """The slope depends on the arguments of the model."""
     inverse = rd.invert(rd.trace(scaled, ("y",), model_args=(1.0,)))
     proposal = Proposal.of(inverse, analytic=False)
     assert all(facts.slope for facts in proposal.facts.values())
-    elsewhere = Inference(proposal).called_with((2.0,), None).proposal
-    (structure,) = elsewhere.estimated.values()
-    found = estimate(structure.knowledge, {"y": jnp.array(75.0)})
+    resized = Inference(proposal).called_with((2.0,), None).proposal
+    (structure,) = resized.estimated.values()
+    actual = estimate(structure.knowledge, {"y": jnp.array(75.0)})
     order = np.array(structure.knowledge.facts.order)
-    np.testing.assert_allclose(found.slope[0], 2 * np.asarray(POWER)[order], rtol=1e-5)
+    np.testing.assert_allclose(actual.slope[0], 2 * np.asarray(POWER)[order], rtol=1e-5)

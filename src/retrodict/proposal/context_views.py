@@ -16,11 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from retrodict.estimators.encoders import Context, Elements
-from retrodict.graph.element_covariates import CovariateKey
-from retrodict.graph.evaluation import CarryKey
 from retrodict.graph.index_atoms import Atom, Table, Window, mean_number, satisfied
 from retrodict.graph.index_relations import Relation
-from retrodict.proposal.scope import Scope
+from retrodict.proposal.scope import Scope, Source
 
 Position: TypeAlias = Int[Array, ""]
 Masks: TypeAlias = dict[int, Bool[Array, " positions"]]
@@ -124,39 +122,6 @@ class InputName(NamedTuple):
         return f"{self.name}{self.detail}"
 
 
-class SiteSource(NamedTuple):
-    """An array of the context that is a site's value."""
-
-    site: str
-
-    def get(self, scope: Scope) -> Array:
-        """The array."""
-        return jnp.asarray(scope.values[self.site])
-
-
-class CarrySource(NamedTuple):
-    """An array of the context that is a leaf of a scan's carry."""
-
-    key: CarryKey
-
-    def get(self, scope: Scope) -> Array:
-        """The array."""
-        return scope.carries[self.key]
-
-
-class CovariateSource(NamedTuple):
-    """An array of the context that distinguishes elements."""
-
-    key: CovariateKey
-
-    def get(self, scope: Scope) -> Array:
-        """The array."""
-        return scope.covariates[self.key]
-
-
-Source: TypeAlias = SiteSource | CarrySource | CovariateSource
-
-
 class Group(NamedTuple):
     """An axis along which a copy sees several positions: a set, or a series in time.
 
@@ -192,7 +157,7 @@ class Leaf:
         source: where the array comes from.
         support: of its elements.
         shape: of the array, without a batch.
-        axes: its axes that are looked at element by element; the others belong to one element.
+        axes: its axes along which elements are selected; the others belong to one element.
         relation: from the copies to these axes: which elements a copy sees.
         views: how each of these axes is presented.
     """
@@ -209,7 +174,7 @@ class Leaf:
         self, scope: Scope, index: Sequence[Position]
     ) -> tuple[Array, dict[Group, Bool[Array, "..."]]]:
         """The elements seen by the copy at `index`, with groups as first axes, and their masks."""
-        array = jnp.moveaxis(self.source.get(scope), self.axes, range(len(self.axes)))
+        array = jnp.moveaxis(scope.array(self.source), self.axes, range(len(self.axes)))
         array, by_axis = select(self.relation, array, index)
         masks = {self.views[axis].groups[-1]: mask for axis, mask in by_axis.items()}
         position = 0

@@ -24,12 +24,9 @@ from retrodict.graph.index_terms import Term
 from retrodict.inverse.factors import Factor, Input
 from retrodict.proposal.context_views import (
     Branch,
-    CarrySource,
-    CovariateSource,
     Group,
     InputName,
     Leaf,
-    SiteSource,
     View,
     is_position,
     leaves_of,
@@ -72,7 +69,7 @@ class ContextTree:
 
     @property
     def series(self) -> tuple[Branch, ...]:
-        """The inputs that are the rest of a series, from a copy's own step on."""
+        """The inputs that are the rest of a series, from a copy's step on."""
         return tuple(
             node
             for node in self.tree
@@ -83,7 +80,7 @@ class ContextTree:
     def sites(self) -> frozenset[str]:
         """The sites whose values the context is made of."""
         sources = (leaf.source for leaf in leaves_of(self.tree))
-        return frozenset(source.site for source in sources if isinstance(source, SiteSource))
+        return frozenset(source for source in sources if isinstance(source, str))
 
 
 def context_tree(
@@ -98,10 +95,12 @@ def context_tree(
     """
     sizes = Copies.of(graph, factor).sizes
     groups: Groups = {}
-    leaves = [leaf for seen in factor.inputs for leaf in _site_leaves(graph, factor, seen, groups)]
+    leaves = [
+        leaf for entry in factor.inputs for leaf in _site_leaves(graph, factor, entry, groups)
+    ]
     leaves += _carry_leaves(graph, factor, sizes)
     leaves += _covariate_leaves(graph, factor, sizes, leaves, covariates)
-    tree = _branches(graph, leaves, [leaf.groups for leaf in leaves])
+    tree = _branches(graph, [(leaf, leaf.groups) for leaf in leaves])
     return ContextTree(factor, tuple(map(_spec, tree)), tree)
 
 
@@ -113,21 +112,21 @@ def _spec(node: Leaf | Branch) -> Spec:
 
 
 def _branches(
-    graph: Graph, leaves: Sequence[Leaf], left: Sequence[list[Group]]
+    graph: Graph, leaves: Sequence[tuple[Leaf, list[Group]]]
 ) -> tuple[Leaf | Branch, ...]:
-    """Put leaves that share a group below it; the plate that holds more sites is further out."""
-    tree: list[Leaf | Branch] = [
-        leaf for leaf, groups in zip(leaves, left, strict=True) if not groups
-    ]
-    rest = [(leaf, groups) for leaf, groups in zip(leaves, left, strict=True) if groups]
+    """Put leaves that share a group below it; the plate that holds more sites is further out.
+
+    Each leaf comes with its groups that are not above it yet.
+    """
+    tree: list[Leaf | Branch] = [leaf for leaf, groups in leaves if not groups]
+    rest = [(leaf, groups) for leaf, groups in leaves if groups]
     while rest:
-        everywhere = list(dict.fromkeys(group for _, groups in rest for group in groups))
-        outer = max(everywhere, key=lambda group: _breadth(graph, group))
-        inside = [
+        candidates = dict.fromkeys(group for _, groups in rest for group in groups)
+        outer = max(candidates, key=lambda group: _breadth(graph, group))
+        below = [
             (leaf, [g for g in groups if g != outer]) for leaf, groups in rest if outer in groups
         ]
-        below = _branches(graph, [leaf for leaf, _ in inside], [groups for _, groups in inside])
-        tree.append(Branch(outer, below))
+        tree.append(Branch(outer, _branches(graph, below)))
         rest = [(leaf, groups) for leaf, groups in rest if outer not in groups]
     return tuple(tree)
 
@@ -138,47 +137,46 @@ def _breadth(graph: Graph, group: Group) -> float:
     return sum(group.plate in site.plates for site in graph.sites.values())
 
 
-def _site_leaves(graph: Graph, factor: Factor, seen: Input, groups: Groups) -> list[Leaf]:
-    """A site of the context, as one array or, in time, as one for each step that is seen."""
-    site = graph.sites[seen.site]
-    # Elements drawn together are positions of one vector, and so is what belongs to each of them.
-    together = {plate for name in factor.latents for plate in graph.sites[name].plates} - set(
-        factor.plates
-    )
+def _site_leaves(graph: Graph, factor: Factor, entry: Input, groups: Groups) -> list[Leaf]:
+    """A site of the context, as one array or, in time, as one for each step that is entry."""
+    site = graph.sites[entry.site]
+    # Elements that are drawn jointly are entries of one vector, and so are the values of this site
+    # that belong to each of them.
+    plates = {plate for name in factor.latents for plate in graph.sites[name].plates}
+    joint = plates - set(factor.plates)
     names = ["", *site.plates] if site.time else site.plates
-    looked_at = [axis for axis, plate in enumerate(names) if plate not in together]
-    axes = tuple(site.axes[axis] for axis in looked_at)
+    selected = [axis for axis, plate in enumerate(names) if plate not in joint]
+    axes = tuple(site.axes[axis] for axis in selected)
     support = widest_support(site.support, site.shape, axes)
-    whole = seen.relation.move(right={axis: number for number, axis in enumerate(looked_at)})
-    scans = [_scan_along(graph, site, axis) for axis in looked_at]
+    whole = entry.relation.move(right={axis: number for number, axis in enumerate(selected)})
+    scans = [_scan_along(graph, site, axis) for axis in selected]
     leaves = []
-    for name, relation in _parts_in_time(graph, factor, seen, whole, scans):
+    for name, relation in _parts_in_time(graph, factor, entry, whole, scans):
         term = relation.hull
         views = tuple(
             _view(graph, site, axis, scan, tuple(a for a in term if a.right == number), groups)
-            for number, (axis, scan) in enumerate(zip(looked_at, scans, strict=True))
+            for number, (axis, scan) in enumerate(zip(selected, scans, strict=True))
         )
-        source = SiteSource(site.name)
-        leaves.append(Leaf(name, source, support, site.shape, axes, relation, views))
+        leaves.append(Leaf(name, site.name, support, site.shape, axes, relation, views))
     return leaves
 
 
 def _parts_in_time(
-    graph: Graph, factor: Factor, seen: Input, relation: Relation, scans: Sequence[int | None]
+    graph: Graph, factor: Factor, entry: Input, relation: Relation, scans: Sequence[int | None]
 ) -> list[tuple[InputName, Relation]]:
-    """A site as one series, or as each of the steps that are seen.
+    """A site as one series, or as each of the steps that are entry.
 
     A factor that is drawn in the direction of time sees the past in the carry.
     """
     scan = follows_time(graph, factor)
     backward = scan is not None and graph.reversed_scans[scan]
     bounds = (-INF, 0.0) if backward else (0.0, INF)
-    if not seen.same_scan:
+    if not entry.same_scan:
         for number, along in enumerate(scans):
             free = all(atom.right != number for atom in relation.hull)
             if scan is not None and along == scan and free:
                 relation = relation.restrict(Window(0, number, *bounds))
-        return [(InputName("site", seen.site), relation)]
+        return [(InputName("site", entry.site), relation)]
     if scan is not None:
         relation = relation.restrict(Window(0, 0, *bounds))
     lo, hi = relation.window(0, 0)
@@ -186,15 +184,15 @@ def _parts_in_time(
         return []
     if INF in (-lo, hi):
         if scan is not None:
-            # Summaries of what is to come include the step itself.
+            # Summaries of the future include the step itself.
             relation = relation.free(right=[0]).restrict(Window(0, 0, *bounds))
-        return [(InputName("site", seen.site), relation)]
-    reverse = graph.reversed_scans[graph.sites[seen.site].scan or 0]
+        return [(InputName("site", entry.site), relation)]
+    reverse = graph.reversed_scans[graph.sites[entry.site].scan or 0]
     parts = []
     for step in sorted(range(int(lo), int(hi) + 1), reverse=reverse):
         # Steps are counted in the direction of time.
         detail = f"{-step if reverse else step:+d}" if step else ""
-        name = InputName("site", seen.site, detail)
+        name = InputName("site", entry.site, detail)
         parts.append((name, relation.restrict(Window(0, 0, step, step))))
     return parts
 
@@ -236,10 +234,10 @@ def _view(
 def _grouping(graph: Graph, site: Site, plate: str) -> tuple[str, Table] | None:
     """The plate whose elements a constant index assigns this plate's to, if there is just one.
 
-    With it comes the table from the elements of that plate to those of this.
+    Also returns the table from the elements of that plate to those of this.
     """
     axis = site.plates.index(plate) + int(site.time)
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for child in graph.sites.values():
         if child.plates != site.plates or child.time != site.time:
             continue
@@ -249,11 +247,11 @@ def _grouping(graph: Graph, site: Site, plate: str) -> tuple[str, Table] | None:
                 continue
             for atom in edge.relation.hull:
                 if isinstance(atom, Table) and atom.left == axis and atom.right is not None:
-                    found[parent.plates[atom.right]] = atom
-    outer = [name for name in found if name not in site.plates]
-    if len(outer) != 1 or not found[outer[0]].is_function:
+                    tables[parent.plates[atom.right]] = atom
+    outer = [name for name in tables if name not in site.plates]
+    if len(outer) != 1 or not tables[outer[0]].is_function:
         return None
-    return outer[0], found[outer[0]].transposed
+    return outer[0], tables[outer[0]].transposed
 
 
 def _scan_along(graph: Graph, site: Site, axis: int) -> int | None:
@@ -281,8 +279,8 @@ def _carry_leaves(graph: Graph, factor: Factor, copies: tuple[int, ...]) -> list
         shape = (graph.scan_lengths[carry.key.scan], *carry.shape)
         relation = Relation.of(atoms, copies, [shape[axis] for axis in axes])
         views = (View(),) * len(axes)
-        name, source = InputName("carry", str(carry.key.leaf)), CarrySource(carry.key)
-        leaves.append(Leaf(name, source, constraints.real, shape, tuple(axes), relation, views))
+        name = InputName("carry", str(carry.key.leaf))
+        leaves.append(Leaf(name, carry.key, constraints.real, shape, tuple(axes), relation, views))
     return leaves
 
 
@@ -293,42 +291,39 @@ def _covariate_leaves(
     leaves: Sequence[Leaf],
     covariates: Mapping[CovariateKey, Array],
 ) -> list[Leaf]:
-    """Covariates of every site that runs along the same axes as one that is seen.
+    """Covariates of every site that runs along the same axes as one of the context or a latent.
 
-    On which parents an element depends is needed only where it is seen as one of a whole set:
-    elsewhere the alignment says it.
+    The parents of an element are needed only where it is an element of a whole set: elsewhere the
+    alignment implies them.
     """
-    seen = [(leaf.source.site, leaf) for leaf in leaves if isinstance(leaf.source, SiteSource)]
-    found: dict[CovariateKey, Leaf] = {}
-    for name, leaf in [*_latent_leaves(graph, factor, sizes), *seen]:
-        like = graph.sites[name]
+    chosen: dict[CovariateKey, Leaf] = {}
+    for leaf in [*_latent_leaves(graph, factor, sizes), *leaves]:
+        if not isinstance(leaf.source, str):
+            continue
+        like = graph.sites[leaf.source]
         numbers = tuple(map(like.axes.index, leaf.axes))
         as_set = any(g.plate in like.plates for view in leaf.views for g in view.groups)
         for key, array in covariates.items():
             site = graph.sites[key.site]
             same = (site.plates, site.time) == (like.plates, like.time)
-            if same and numbers and key not in found and (key.kind == "constants" or as_set):
-                found[key] = replace(
+            if same and numbers and key not in chosen and (key.kind == "constants" or as_set):
+                chosen[key] = replace(
                     leaf,
                     name=InputName(key.kind, key.site),
-                    source=CovariateSource(key),
+                    source=key,
                     support=constraints.real,
                     shape=array.shape,
                     axes=numbers,
                 )
-    return list(found.values())
+    return list(chosen.values())
 
 
-def _latent_leaves(graph: Graph, factor: Factor, sizes: tuple[int, ...]) -> list[tuple[str, Leaf]]:
-    """The factor's own latents, each copy with its own elements."""
-    leaves = []
+def _latent_leaves(graph: Graph, factor: Factor, sizes: tuple[int, ...]) -> list[Leaf]:
+    """The factor's latents, each copy with its elements."""
+    relation, leaves = Relation.identity(sizes), []
     for name in factor.latents:
         site = graph.sites[name]
-        axes = copy_axes(site, factor)
-        relation, views = Relation.identity(sizes), (View(),) * len(axes)
-        source = SiteSource(name)
-        leaf = Leaf(
-            InputName("site", name), source, site.support, site.shape, axes, relation, views
-        )
-        leaves.append((name, leaf))
+        axes, label = copy_axes(site, factor), InputName("site", name)
+        views = (View(),) * len(axes)
+        leaves.append(Leaf(label, name, site.support, site.shape, axes, relation, views))
     return leaves

@@ -6,7 +6,7 @@ estimator for each of its copies (`EstimatedProposal`): a network that sees the 
 network guided by the model's linear estimate, or the analytic conditional.
 
 A proposal has a structure, which is fixed when the model is compiled, and the estimator's weights,
-which are arguments of compiled programs: `FactorStructure.bind` joins the two.
+which are arguments of compiled programs: `bind` joins the two.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -50,7 +50,7 @@ class FactorProposal(Protocol):
         """Everything but the latents themselves: encodings, estimates, parameters.
 
         Args:
-            scope: what is known, of one step in time.
+            scope: the values that it depends on, of one step in time.
             summaries: this step's, from `summarise`; without them series are encoded here.
             differentiable: whether gradients will be taken.
         """
@@ -58,8 +58,8 @@ class FactorProposal(Protocol):
     def noise(self, rng_key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> PyTree:
         """The randomness of draws, with leading axes of the given shape.
 
-        For a population it is made at once: keys for each particle, and numbers from each, would
-        cost more than what is drawn with them.
+        That of a population is generated in one call, which costs less than a key for each
+        particle.
         """
 
     def sample(self, prepared: PyTree, noise: PyTree) -> tuple[dict[str, Array], Array]:
@@ -67,24 +67,6 @@ class FactorProposal(Protocol):
 
     def log_prob(self, prepared: PyTree, latents: Values) -> Array:
         """log q of the factor's sites (of one step in time), by copy along plates."""
-
-
-class FactorStructure(Protocol):
-    """The fixed part of a factor's proposal."""
-
-    @property
-    def factor(self) -> Factor:
-        """The factor."""
-
-    @property
-    def parents(self) -> frozenset[str]:
-        """The sites whose values it is drawn from."""
-
-    def working_bytes(self, networks: Networks) -> int:
-        """Approximate memory needed to draw one particle, of one step in time."""
-
-    def bind(self, networks: Networks) -> FactorProposal:
-        """The proposal with these weights."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +77,16 @@ class PriorProposal:
     factor: Factor
 
     @property
-    def parents(self) -> frozenset[str]:  # noqa: D102
+    def parents(self) -> frozenset[str]:
+        """The sites whose values it is drawn from."""
         return frozenset(p for name in self.factor.latents for p in self.graph.parents(name))
 
-    def working_bytes(self, networks: Networks) -> int:  # noqa: D102
+    def working_bytes(self, networks: Networks) -> int:
+        """Approximate memory for networks to draw one particle, of one step in time."""
         return 0
 
-    def bind(self, networks: Networks) -> "PriorProposal":  # noqa: D102
+    def bind(self, networks: Networks) -> "PriorProposal":
+        """The proposal with these weights."""
         return self
 
     def summarise(self, scope: Scope) -> Summaries:  # noqa: D102
@@ -181,21 +166,25 @@ class EstimatedStructure:
         return EstimatedStructure(self.copies, network, ContextTree(factor), NO_KNOWLEDGE)
 
     @property
-    def factor(self) -> Factor:  # noqa: D102
+    def factor(self) -> Factor:
+        """The factor."""
         return self.copies.factor
 
     @property
-    def parents(self) -> frozenset[str]:  # noqa: D102
+    def parents(self) -> frozenset[str]:
+        """The sites whose values it is drawn from."""
         return self.context.sites | self.knowledge.parents
 
     def working_bytes(self, networks: Networks) -> int:
-        """Every unit of the network, of which each has a bias, twice for every copy."""
+        """Approximate memory needed to draw one particle, of one step in time."""
+        # Every unit of the network, twice for every copy; each unit has a bias.
         leaves = jax.tree.leaves(networks[self.network])
         units = sum(int(leaf.size) for leaf in leaves if jnp.ndim(leaf) == 1)
         network = 2 * 4 * units * int(np.prod(self.copies.plate_sizes))
         return max(network, self.knowledge.working_bytes)
 
-    def bind(self, networks: Networks) -> "EstimatedProposal":  # noqa: D102
+    def bind(self, networks: Networks) -> "EstimatedProposal":
+        """The proposal with these weights."""
         return EstimatedProposal(self, self.knowledge.bind(networks[self.network]))
 
     @property
@@ -296,3 +285,6 @@ class EstimatedProposal:
 
         log_q: Array = over_copies(one, copies.plate_sizes, prepared)
         return log_q
+
+
+FactorStructure: TypeAlias = PriorProposal | EstimatedStructure

@@ -279,7 +279,7 @@ class Proposal:
             outer: values of the sites outside of the scan.
             observed: this step's observed values.
             time: which step, for the constants of the model.
-            carry: what the step before left.
+            carry: from the step before.
             summaries: of the rest of the series, as seen from this step.
         """
         assert stage.scan is not None

@@ -1,7 +1,7 @@
-"""What is known when a factor is drawn."""
+"""The values that a factor's proposal may depend on."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ from retrodict.graph.model_handler import carry_leaves
 from retrodict.types import Values
 
 NOTHING: Mapping[Any, Array] = {}
+# A site by its name, a leaf of a scan's carry, or a covariate.
+Source: TypeAlias = str | CarryKey | CovariateKey
 
 
 class Scope(NamedTuple):
-    """Values that a factor may look at.
+    """Values that a factor's proposal may depend on.
 
     Arrays of a scan's sites and carries have a leading axis of steps: of the whole series, or of
     the one step at hand. Outside of time, `position` and `time` are None.
@@ -43,6 +45,12 @@ class Scope(NamedTuple):
         """The scope of one step, where arrays hold the whole series."""
         return self._replace(position=step, time=step)
 
+    def array(self, source: Source) -> Array:
+        """The array of a source."""
+        if isinstance(source, str):
+            return jnp.asarray(self.values[source])
+        return self.carries[source] if isinstance(source, CarryKey) else self.covariates[source]
+
     def step_values(self, names: tuple[str, ...]) -> dict[str, Array]:
         """Values of some sites of the scan at the step at hand."""
         return {name: self.values[name][self.position] for name in names if name in self.values}
@@ -60,11 +68,11 @@ class Scope(NamedTuple):
 
         Args:
             outer: values of sites outside of the scan.
-            here: values of the scan's own sites in this step, as far as they are known.
+            here: values of the scan's sites in this step, as far as they exist.
             covariates: those of sites in time already reduced to this step.
             scan: which scan.
             time: which step.
-            carry: what the step before left.
+            carry: from the step before.
         """
         values = {**outer, **{name: value[None] for name, value in here.items()}}
         carries = {key: leaf[None] for key, leaf in carry_leaves(scan, carry).items()}
