@@ -88,6 +88,32 @@ MIN_LOOP_LENGTH = 4
 MAX_INLINED_PRODUCT = 2**14
 PRODUCT_PARTS = (1, 2, 4)
 
+# Sequential sums over particles process this many of them in one iteration of the loop. With more
+# than eight, XLA's CPU backend generates slow code for the loop body.
+# Benchmark: `python -m benchmarks resampling`.
+RESAMPLING_UNROLL = 4
+
+# Populations are processed in batches of about this many bytes: larger ones do not fit into the
+# processor's caches, and memory would grow with the number of particles times the network size.
+# Benchmark: `python -m benchmarks growth`.
+WORKING_BYTES = 16 * 2**20
+
+# With at most this many particles any program runs fast, and the program is compiled with
+# `FAST_COMPILE`.
+# Benchmark: `python -m benchmarks firstanswer`.
+FEW_PARTICLES = 100
+
+# The largest working set of the networks in all runs with which one method is tried, and the memory
+# of one batch of these runs. Larger values allow more particles and make planning slower.
+# Benchmark: the phase "plan" of `python -m benchmarks firstanswer`.
+PLAN_WORK_BYTES = 2**30
+PLAN_BATCH_BYTES = 256 * 2**20
+
+# The largest number of densities evaluated at a time to test whether a conditional belongs to a
+# family. More would not be faster, and take more memory.
+# Benchmark: the phase "assemble" of `python -m benchmarks firstanswer`.
+MAX_TESTED_DENSITIES = 2**24
+
 # A program that compiled faster than this is not cached on disk: reading it back takes as long.
 # Benchmark: the cold answers of `python -m benchmarks newdata`.
 MIN_CACHED_SECONDS = 0.2

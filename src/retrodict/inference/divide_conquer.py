@@ -150,7 +150,7 @@ class DivideAndConquer:
     def _needed_sites(self, number: int) -> set[str]:
         """The sites that a stage reads, to sample its factor or to count densities."""
         parents = self.proposal.graph.parents
-        inputs = {seen.site for seen in self._factors[number].inputs}
+        inputs = {entry.site for entry in self._factors[number].inputs}
         closing = self.schedule.merging[number]
         return inputs.union(closing, *(parents(name) for name in closing))
 

@@ -13,7 +13,7 @@ import jax
 from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
-from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
+from retrodict._xla.tuning import FAST_COMPILE, FEW_PARTICLES, LOW_LATENCY
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
 from retrodict.graph.loop_surface import by_user_site, split_steps
@@ -33,9 +33,6 @@ from retrodict.particles.posterior import Posterior
 from retrodict.proposal.factor_proposals import Networks
 from retrodict.proposal.proposal import Proposal
 from retrodict.types import Values
-
-# Up to so many particles any program is fast, so that compile time matters more.
-FEW_PARTICLES = 100
 
 
 class SamplerOutput(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from retrodict._xla.jit import CompiledFunction
-from retrodict._xla.tuning import FAST_COMPILE
+from retrodict._xla.tuning import FAST_COMPILE, PLAN_BATCH_BYTES, PLAN_WORK_BYTES
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.samplers import Settings, candidate_methods, first_choice, make_sampler
 from retrodict.inference.vmap_batches import batched_vmap
@@ -24,9 +24,6 @@ from retrodict.types import Values
 
 PLAN_DATASETS, PLAN_REPEATS = 16, 8
 FEWEST_PARTICLES, PLAN_PARTICLES = 50, 200
-# The most that networks work on in all runs of one method.
-PLAN_BYTES = 2**30
-PLAN_MEMORY = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class Planner:
         threshold = jnp.asarray(0.0 if method == "importance" else 0.5)
         program = self._divide if method == "divide" else self._smc
         run = partial(program, self.networks, threshold)
-        size = batch_size(self.proposal.graph, self.num_particles, keys.shape[0], PLAN_MEMORY)
+        size = batch_size(self.proposal.graph, self.num_particles, keys.shape[0], PLAN_BATCH_BYTES)
         log_evidence: LogEvidence = map_datasets(run, keys, data, size)
         return log_evidence.value()
 
@@ -136,7 +133,7 @@ class Planner:
             * (1 if stage.scan is None else lengths[stage.scan])
             for stage in self.proposal.stages
         )
-        affordable = PLAN_BYTES // (PLAN_DATASETS * PLAN_REPEATS * max(bytes_each, 1))
+        affordable = PLAN_WORK_BYTES // (PLAN_DATASETS * PLAN_REPEATS * max(bytes_each, 1))
         return int(np.clip(affordable, FEWEST_PARTICLES, PLAN_PARTICLES))
 
 
@@ -146,7 +143,7 @@ def evidence_program(
     """The log evidence of many data sets by SMC or divide and conquer, compiled.
 
     The threshold of SMC is an argument of the program. With a threshold of zero it is importance
-    sampling, which so needs no program of its own.
+    sampling, so that it needs no further program.
     """
 
     def log_evidence(

@@ -165,7 +165,7 @@ class SMC:
         state: SMCState,
         data: Values,
     ) -> tuple[SMCState, StageInfo]:
-        """A stage that is sampled in one go: a factor outside of time, or a whole series."""
+        """A stage that is sampled at once: a factor outside of time, or a whole series."""
         stage, closing = self.proposal.stages[number], self.schedule.closing[number]
         resample_key, propagate_key = jax.random.split(rng_key)
 

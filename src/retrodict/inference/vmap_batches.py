@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from retrodict._xla.scan import sequential_map
-
-# Beyond this working set, processor caches are too small, and memory would grow with the number of
-# particles times the size of the networks.
-WORKING_BYTES = 16 * 2**20
+from retrodict._xla.tuning import WORKING_BYTES
 
 
 def batched_vmap(fn: Callable[..., Any], bytes_per_row: int, *arguments: Any) -> Any:

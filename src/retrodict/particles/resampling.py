@@ -22,12 +22,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt
 
+from retrodict._xla.tuning import RESAMPLING_UNROLL
 from retrodict.particles.weights import normalise
 
 # Positions stay below 2^30, so that weights whose sum exceeds 1 by rounding do not overflow.
 POSITION_BITS = 30
-# With more than eight, XLA's CPU backend generates slow code for the unrolled loop body.
-UNROLL = 4
 
 
 class Resampler(Protocol):
@@ -217,7 +216,7 @@ def _cumulative_sum(x: Int[Array, " n"]) -> Int[Array, " n"]:
         def step(total: Array, item: Array) -> tuple[Array, Array]:
             return total + item, total + item
 
-        return lax.scan(step, jnp.zeros((), x.dtype), x, unroll=UNROLL)[1]
+        return lax.scan(step, jnp.zeros((), x.dtype), x, unroll=RESAMPLING_UNROLL)[1]
 
     total: Array = lax.platform_dependent(x, cpu=sequential, default=jnp.cumsum)
     return total
@@ -242,7 +241,7 @@ def _cumulative_sum_with_carry(
             return total, total[0]
 
         start = (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32))
-        ends: Array = lax.scan(step, start, (whole, fraction), unroll=UNROLL)[1]
+        ends: Array = lax.scan(step, start, (whole, fraction), unroll=RESAMPLING_UNROLL)[1]
         return ends
 
     def parallel(whole: Array, fraction: Array) -> Array:

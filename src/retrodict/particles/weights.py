@@ -31,13 +31,6 @@ def _shift(log_weights: Array) -> Array:
     return jnp.where(jnp.isfinite(largest), largest, 0.0)
 
 
-def log_mean_exp(log_weights: Float[Array, " particles"]) -> Float[Array, ""]:
-    """Log mean weight, log (1/K) Σ_k w_k; -inf if every weight is zero."""
-    log_weights, _ = drop_nonfinite(log_weights)
-    shift = _shift(log_weights)
-    return shift + jnp.log(jnp.mean(jnp.exp(log_weights - shift)))
-
-
 def normalise(
     log_weights: Float[Array, " particles"],
 ) -> tuple[Float[Array, " particles"], Float[Array, ""]]:

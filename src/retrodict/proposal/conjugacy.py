@@ -16,6 +16,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array
 
 from retrodict._xla.jit import run_once
+from retrodict._xla.tuning import MAX_TESTED_DENSITIES
 from retrodict.errors import UnsupportedModel
 from retrodict.estimators.analytic.bit_sums import BitSums
 from retrodict.estimators.analytic.estimator import AnalyticEstimator
@@ -44,8 +45,6 @@ MAX_EVALUATIONS = 1024
 # Draws from the family for each reference draw; their importance ESS must exceed this share for
 # all but a few of the reference draws.
 NUM_WEIGHTED, LEAST_ESS, EXCEPTIONS = 32, 0.97, 0.02
-# Densities evaluated at a time.
-MAX_AT_ONCE = 2**24
 
 
 def find_conditional(model: FactorModel, sample_prior: PriorSampler) -> ClosedConditional | None:
@@ -161,6 +160,6 @@ def _is_exact(conditional: ClosedConditional, references: JointDraws) -> bool:
     # The density of one copy costs that of all; for large plates a few draws suffice.
     copies = int(np.prod(model.copies.plate_sizes))
     entries = copies * (model.num_observations + len(conditional.facts.start))
-    count = max(8, MAX_AT_ONCE // (NUM_WEIGHTED * entries))
+    count = max(8, MAX_TESTED_DENSITIES // (NUM_WEIGHTED * entries))
     shares = np.asarray(at_references(model, relative_ess, references, count))
     return bool(np.quantile(shares, EXCEPTIONS) > LEAST_ESS)

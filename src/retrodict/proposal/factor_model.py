@@ -94,7 +94,7 @@ class FactorModel:
         return sum(self.child_sizes)
 
     def evaluator(self, scope: Scope) -> Evaluate:
-        """A function that runs the model, or its step at hand, at some values of the latents."""
+        """A function that runs the model, or its current step, at some values of the latents."""
         run = model_at(self.graph, self.factor.latents, self.scan, scope)
         return lambda values, expect: run(values, expect=expect, only=self.evaluated)
 

@@ -234,10 +234,10 @@ class LinearGuide(ModelKnowledge):
     def _inside_support(self, mean: Array, x: Array) -> Array:
         """The estimate, at least a fiftieth of the way from a bound to the reference value."""
         c = coordinate_table(self.copies.latents)
-        lower = jnp.where(np.isfinite(c.min_value) & (c.min_value > -1e38), c.min_value, -jnp.inf)
-        upper = jnp.where(np.isfinite(c.max_value) & (c.max_value < 1e38), c.max_value, jnp.inf)
-        low = jnp.where(jnp.isfinite(lower), lower + 0.02 * (x - lower), -jnp.inf)
-        high = jnp.where(jnp.isfinite(upper), upper - 0.02 * (upper - x), jnp.inf)
+        low, high = (
+            jnp.where(np.abs(bound) < 1e38, bound + 0.02 * (x - bound), infinity)
+            for bound, infinity in ((c.min_value, -jnp.inf), (c.max_value, jnp.inf))
+        )
         return jnp.clip(jnp.where(jnp.isfinite(mean), mean, x), low, high)
 
 

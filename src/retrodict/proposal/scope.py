@@ -22,16 +22,16 @@ class Scope(NamedTuple):
     """Values that a factor's proposal may depend on.
 
     Arrays of a scan's sites and carries have a leading axis of steps: of the whole series, or of
-    the one step at hand. Outside of time, `position` and `time` are None.
+    the current step alone. Outside of time, `position` and `time` are None.
 
     Attributes:
         values: sites, observed or drawn before.
         covariates: constants that distinguish elements of a plate or series, see
             `retrodict.graph.element_covariates`.
         carries: what each step of a scan takes over from the one before, by leaf.
-        position: of the step at hand along the axis of steps.
+        position: of the current step along the axis of steps.
         time: its number in the series.
-        carry: the scan's carry at this step as the model has it, where it is at hand.
+        carry: the scan's carry at this step as the model has it, if it exists.
     """
 
     values: Values
@@ -52,7 +52,7 @@ class Scope(NamedTuple):
         return self.carries[source] if isinstance(source, CarryKey) else self.covariates[source]
 
     def step_values(self, names: tuple[str, ...]) -> dict[str, Array]:
-        """Values of some sites of the scan at the step at hand."""
+        """Values of some sites of the scan at the current step."""
         return {name: self.values[name][self.position] for name in names if name in self.values}
 
     @staticmethod
@@ -64,7 +64,7 @@ class Scope(NamedTuple):
         time: Int[Array, ""],
         carry: Any,
     ) -> "Scope":
-        """The scope of one step, where only that step is at hand.
+        """The scope of one step, where arrays hold only that step.
 
         Args:
             outer: values of sites outside of the scan.
@@ -79,7 +79,7 @@ class Scope(NamedTuple):
         return Scope(values, covariates, carries, jnp.array(0), time, carry)
 
     def with_values(self, values: Values) -> "Scope":
-        """With further values, of the step at hand if there is one."""
+        """With further values, of the current step if there is one."""
         if self.position is not None:
             values = {name: jnp.asarray(value)[None] for name, value in values.items()}
         return self._replace(values={**self.values, **values})
@@ -88,7 +88,7 @@ class Scope(NamedTuple):
 def model_at(
     graph: Graph, latents: tuple[str, ...], scan: int | None, scope: Scope
 ) -> Callable[..., Evaluation]:
-    """A function of the latents that runs the model, or its step at hand, given all other values.
+    """A function of the latents that runs the model, or its current step, given all other values.
 
     Sites without values are drawn with a fixed key; nothing that is used may depend on them.
     """
