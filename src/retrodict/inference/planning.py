@@ -110,19 +110,16 @@ class Planner:
     ) -> np.ndarray[Any, Any]:
         """The log evidence of every data set."""
         threshold = jnp.asarray(0.0 if method == "importance" else 0.5)
-        program = self._divide if method == "divide" else self._smc
+        program = self._programs["divide" if method == "divide" else "smc"]
         run = partial(program, self.networks, threshold)
         size = batch_size(self.proposal.graph, self.num_particles, keys.shape[0], PLAN_BATCH_BYTES)
         log_evidence: LogEvidence = map_datasets(run, keys, data, size)
         return log_evidence.value()
 
     @cached_property
-    def _smc(self) -> Callable[..., LogEvidence]:
-        return evidence_program(self.proposal, "smc", self.num_particles)
-
-    @cached_property
-    def _divide(self) -> Callable[..., LogEvidence]:
-        return evidence_program(self.proposal, "divide", self.num_particles)
+    def _programs(self) -> dict[str, Callable[..., LogEvidence]]:
+        methods = ("smc", "divide")
+        return {m: evidence_program(self.proposal, m, self.num_particles) for m in methods}
 
     @cached_property
     def num_particles(self) -> int:
