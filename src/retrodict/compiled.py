@@ -7,7 +7,7 @@ model with its inverse and trained networks, which infers, continues training an
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
