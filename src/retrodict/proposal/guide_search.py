@@ -105,7 +105,8 @@ def _centre_and_variance(values: np.ndarray, binary: bool) -> tuple[float, float
         return mean, mean * (1 - mean)
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75]) if values.size else (0, 0, 1)
     spread = max((high - low) / 1.35, 1e-6 * max(abs(median), 1.0))
-    return float(median), float(spread**2)
+    # Single precision must be able to represent the variance.
+    return float(median), min(float(spread**2), 1e30)
 
 
 def _information(
