@@ -123,10 +123,8 @@ def irrelevant_state(steps=10_000):
 
 
 def bootstrap(model, **kwargs):
-    """The proposal of the bootstrap filter (Gordon et al. 1993): every latent from its prior."""
-    inverse = rd.invert(rd.trace(model, ["y"], model_kwargs=kwargs), "filter")
-    factors = tuple(dataclasses.replace(f, from_prior=True) for f in inverse.lifted_factors)
-    return Proposal.of(dataclasses.replace(inverse, lifted_factors=factors))
+    graph = rd.trace(model, ["y"], model_kwargs=kwargs)
+    return Proposal.bootstrap(rd.invert(graph, "filter"))
 
 
 def test_evidence_of_ten_thousand_steps_is_exact_to_three_decimals():

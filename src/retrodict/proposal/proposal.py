@@ -6,7 +6,7 @@ noise gives a population, and what depends on the data alone is then computed on
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -124,6 +124,15 @@ class Proposal:
         marginals = {f.latents: estimated[f.latents].marginal() for f in needing_marginals(inverse)}
         stages = _stages(inverse)
         return Proposal(inverse, priors, estimated, marginals, covariates, stages, sample_prior)
+
+    @staticmethod
+    def bootstrap(inverse: Inverse) -> "Proposal":
+        """Without networks: every latent from the model's own conditional (Gordon et al. 1993).
+
+        The inverse must draw in the program's order, as "filter" does.
+        """
+        factors = tuple(replace(factor, from_prior=True) for factor in inverse.lifted_factors)
+        return Proposal.of(replace(inverse, lifted_factors=factors))
 
     @property
     def graph(self) -> Graph:
