@@ -240,19 +240,22 @@ class Compiled:
         model_args: tuple[Any, ...] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
         memory: int = 256 * 2**20,
-        max_rescues: int = 100,
+        max_rescue_seconds: float = 600.0,
+        progress_bar: bool = True,
     ) -> Posterior:
         """Infer the posteriors of many data sets; see `infer`.
 
         Data sets are processed in batches of as many as `memory` bytes allow. Poor results fall
-        back to tempering one after the other, `max_rescues` at most.
+        back to tempering, several at a time. Those that are not done within `max_rescue_seconds`
+        stay poor; a warning gives their number, and their diagnostics the reason.
 
         Args:
             rng_key, num_particles, method, resampling, ess_threshold, rescue, model_args,
                 model_kwargs: see `infer`.
             data: site → `(datasets, *shape)`, for every observed site.
             memory: bytes that one batch may take.
-            max_rescues: largest number of data sets that fall back to tempering.
+            max_rescue_seconds: time for the fallback to tempering, of all data sets together.
+            progress_bar: whether to show how many data sets have fallen back to tempering.
 
         Returns:
             A `Posterior` with a leading axis of data sets.
@@ -262,8 +265,15 @@ class Compiled:
         """
         settings = self._settings(num_particles, method, resampling, ess_threshold)
         inference = self._with_fallback(model_args, model_kwargs)
-        rescue = rescue and method == "auto"
-        return inference.many(rng_key, data, settings, rescue, memory, max_rescues)
+        return inference.many(
+            rng_key,
+            data,
+            settings,
+            rescue=rescue and method == "auto",
+            memory=memory,
+            max_rescue_seconds=max_rescue_seconds,
+            progress_bar=progress_bar,
+        )
 
     def _with_fallback(
         self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None

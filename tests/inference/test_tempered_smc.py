@@ -8,8 +8,9 @@ import pytest
 
 import retrodict as rd
 from exact import ORACLES
-from hard import HARD, compiled_hard, discrepancies
+from hard import HARD, MODES, compiled_hard, discrepancies
 from oracles import QUICK, SMALL, UNTRAINED, compiled, example_data, group, repeat_data, slow_if
+from retrodict.inference.samplers import Settings
 from zoo import key
 
 K = 1000
@@ -81,22 +82,57 @@ def test_no_rescue_on_request_or_with_few_particles():
     assert model.infer(key(1), data, 50).trust == "poor"  # too few to adapt moves to
 
 
-@pytest.mark.slow
 @pytest.mark.xdist_group("hard two modes")
 def test_poor_posteriors_among_many_are_rescued():
-    """Of three, two are far out; with one rescue allowed, one stays poor, with a warning."""
+    """Data sets for which there is no time stay poor and say so."""
     model = compiled_hard("two modes")
     exact = HARD["two modes"].exact()
-    data = repeat_data(HARD["two modes"].data, 3)
+    data = repeat_data(HARD["two modes"].data, 6)
     data["y"][1] = [2.0, 8.0, 4.0, 1.0]
-    posterior = model.infer_many(key(2), data, K)
-    assert len(posterior) == 3
-    for row in (0, 2):
+    posterior = model.infer_many(key(2), data, 4 * K, progress_bar=False)
+    assert len(posterior) == 6
+    for row in (0, 2, 3, 4, 5):
         assert not discrepancies(posterior[row], exact, 4.0)
         assert posterior[row].diagnostics.rescue is not None
-    with pytest.warns(UserWarning, match="only the first 1 are rescued"):
-        some = model.infer_many(key(2), data, K, max_rescues=1)
-    assert some[2].trust == "poor"
+    with pytest.warns(UserWarning, match="6 of 6 posteriors are poor, and 6 of these were not"):
+        late = model.infer_many(key(2), data, K, progress_bar=False, max_rescue_seconds=0.0)
+    assert late[2].trust == "poor"
+    assert late[2].diagnostics.rescue is None
+    reasons = " ".join(late[2].diagnostics.reasons)
+    assert "Not rescued by tempering: the 0 s of max_rescue_seconds are over." in reasons
+
+
+def temper(number_of_rows, rows):
+    """Log evidence and samples of "two modes" with data that differ between rows."""
+    model, settings = compiled_hard("two modes"), Settings(200, "temper", "systematic", 0.5)
+    shift = np.arange(number_of_rows, dtype="f4")[:, None]
+    data = {"y": MODES["y"] + shift}
+    keys = jax.random.split(key(8), number_of_rows)
+    return model._inference.temper(model.networks, keys, data, settings, rows, 2**28)
+
+
+@pytest.mark.xdist_group("hard two modes")
+def test_a_data_set_does_not_depend_on_others_in_its_batch():
+    together, alone = temper(7, range(7)), temper(7, [5])
+    assert sorted(together) == list(range(7))
+    one, other = together[5], alone[5]
+    assert abs(float(one.log_evidence - other.log_evidence)) < 1e-3
+    np.testing.assert_allclose(one.samples["x"], other.samples["x"], rtol=1e-3)
+    assert not np.allclose(one.samples["x"], together[4].samples["x"], rtol=1e-2)
+
+
+@pytest.mark.xdist_group("hard two modes")
+def test_a_new_number_of_data_sets_compiles_no_program(caplog):
+    def programs(rows):
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
+            temper(7, rows)
+        return sum("Finished XLA compilation" in record.message for record in caplog.records)
+
+    jax.clear_caches()
+    assert programs(range(7)) > 0
+    assert programs(range(5)) == 0
+    assert programs(range(6)) == 0
 
 
 # A model with time, and a discrete one.

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from retrodict.errors import DataError
 from retrodict.graph.loop_surface import stack_steps
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.methods import Inference
@@ -27,6 +26,7 @@ from retrodict.proposal.factor_proposals import Networks
 
 # With fewer particles any posterior is poor, and moves cannot be adapted to the particles.
 FEWEST_PARTICLES_TO_RESCUE = 100
+TOO_FEW_PARTICLES = f"it needs at least {FEWEST_PARTICLES_TO_RESCUE} particles"
 POOR = 2
 
 
@@ -56,87 +56,81 @@ class FallbackInference:
             settings: of the planned method.
             rescue: whether to fall back to tempering.
         """
+        few = settings.num_particles < FEWEST_PARTICLES_TO_RESCUE
         try:
             posterior = self.inference.one(self.networks, rng_key, data, settings)
         except ImpossibleData as error:
-            if not rescue or settings.num_particles < FEWEST_PARTICLES_TO_RESCUE:
+            if few or not rescue:
                 raise
-            posterior = self._temper(_rescue_key(rng_key), data, settings, str(error))
+            reasons = str(error)
         else:
-            if int(posterior.grade) == POOR and rescue:
-                posterior = self._rescue(_rescue_key(rng_key), data, settings, posterior)
-        return self._check_against_reference(posterior)
+            if int(posterior.grade) != POOR or not rescue:
+                return self._check_against_reference(posterior)
+            if few:
+                return self._check_against_reference(_not_rescued(posterior, TOO_FEW_PARTICLES))
+            reasons = " ".join(posterior.diagnostics.reasons)
+        tempering = replace(settings, method="temper")
+        tempered = self.inference.one(self.networks, _rescue_key(rng_key), data, tempering)
+        return self._check_against_reference(_rescued(tempered, settings, reasons))
 
     def many(
         self,
         rng_key: PRNGKeyArray,
         data: Mapping[str, Any],
         settings: Settings,
+        *,
         rescue: bool,
         memory: int,
-        max_rescues: int,
+        max_rescue_seconds: float,
+        progress_bar: bool,
     ) -> Posterior:
-        """The posteriors of many data sets; poor ones are rescued one after the other.
+        """The posteriors of many data sets; poor ones are rescued, several at a time.
 
         Args:
             rng_key: random key.
             data: observed site → values with the data sets on the first axis.
             settings: of the planned method.
             rescue: whether to fall back to tempering.
-            memory: bytes that the planned method may use.
-            max_rescues: the largest number of rescues.
+            memory: bytes that a batch of data sets may use.
+            max_rescue_seconds: rescues end after this time.
+            progress_bar: whether to show how many data sets have been rescued.
         """
         batch = self.inference.many(self.networks, rng_key, data, settings, memory)
-        poor = np.flatnonzero(np.asarray(batch.grade) == POOR) if rescue else np.zeros(0, int)
-        if len(poor) > max_rescues:
+        poor = [int(row) for row in np.flatnonzero(np.asarray(batch.grade) == POOR)]
+        if not rescue or not poor:
+            return self._check_against_reference(batch)
+        if settings.num_particles < FEWEST_PARTICLES_TO_RESCUE:
+            rows = {row: _not_rescued(batch[row], TOO_FEW_PARTICLES) for row in poor}
+            return self._check_against_reference(_replace_rows(batch, rows))
+        results = self.inference.temper(
+            self.networks,
+            jax.random.split(_rescue_key(rng_key), len(batch)),
+            data,
+            settings,
+            poor,
+            memory,
+            max_seconds=max_rescue_seconds,
+            progress_bar=progress_bar,
+        )
+        rows = {}
+        for row in poor:
+            planned = batch[row]
+            result = results.get(
+                row, f"the {max_rescue_seconds:g} s of max_rescue_seconds are over"
+            )
+            if isinstance(result, Posterior):
+                rows[row] = _rescued(result, settings, " ".join(planned.diagnostics.reasons))
+            else:
+                rows[row] = _not_rescued(planned, str(result))
+        if len(results) < len(poor):
             warnings.warn(
-                f"{len(poor)} of {len(batch)} posteriors are poor, and only the first "
-                f"{max_rescues} are rescued, because each rescue takes seconds. Give max_rescues "
-                "to rescue more of them, or rescue=False to rescue none",
+                f"{len(poor)} of {len(batch)} posteriors are poor, and {len(poor) - len(results)} "
+                f"of these were not rescued in the {max_rescue_seconds:g} s that "
+                "max_rescue_seconds allows; their diagnostics say so. Give more time, or "
+                "rescue=False to rescue none",
                 stacklevel=3,
             )
-        rescued: dict[int, Posterior] = {}
-        for row in map(int, poor[:max_rescues]):
-            row_data = {name: value[row] for name, value in batch.data.items()}
-            row_key = jax.random.fold_in(_rescue_key(rng_key), row)
-            try:
-                rescued[row] = self._rescue(row_key, row_data, settings, batch[row])
-            except DataError as error:
-                rescued[row] = _add_remark(batch[row], str(error))
-        return self._check_against_reference(_replace_rows(batch, rescued) if rescued else batch)
-
-    def _rescue(
-        self,
-        rng_key: PRNGKeyArray,
-        data: Mapping[str, Any],
-        settings: Settings,
-        planned: Posterior,
-    ) -> Posterior:
-        """Tempering after a poor posterior, which is kept if there are too few particles."""
-        if settings.num_particles < FEWEST_PARTICLES_TO_RESCUE:
-            return _add_remark(
-                planned,
-                f"Not rescued by tempering, which needs at least {FEWEST_PARTICLES_TO_RESCUE} "
-                "particles.",
-            )
-        return self._temper(rng_key, data, settings, " ".join(planned.diagnostics.reasons))
-
-    def _temper(
-        self, rng_key: PRNGKeyArray, data: Mapping[str, Any], settings: Settings, reasons: str
-    ) -> Posterior:
-        """The posterior by tempering; `reasons` say why the planned method failed."""
-        tempering = replace(settings, method="temper")
-        posterior = self.inference.one(self.networks, rng_key, data, tempering)
-        assert posterior.tempering is not None
-        return replace(
-            posterior,
-            rescue=Rescue(settings.method, reasons),
-            remarks=(
-                f"Rescued: the planned method '{settings.method}' gave a poor posterior.",
-                *posterior.remarks,
-                f"Tempering took {posterior.tempering.seconds:.2g} s.",
-            ),
-        )
+        return self._check_against_reference(_replace_rows(batch, rows))
 
     def _check_against_reference(self, posterior: Posterior) -> Posterior:
         """The posterior with a report of where its data lie among synthetic data sets."""
@@ -161,8 +155,22 @@ def _rescue_key(rng_key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.fold_in(rng_key, 0x7E)
 
 
-def _add_remark(posterior: Posterior, remark: str) -> Posterior:
-    return replace(posterior, remarks=(*posterior.remarks, remark))
+def _not_rescued(posterior: Posterior, reason: str) -> Posterior:
+    return replace(posterior, remarks=(*posterior.remarks, f"Not rescued by tempering: {reason}."))
+
+
+def _rescued(posterior: Posterior, settings: Settings, reasons: str) -> Posterior:
+    """A posterior by tempering, with the planned settings and why these gave a poor one."""
+    assert posterior.tempering is not None
+    return replace(
+        posterior,
+        rescue=Rescue(settings.method, reasons),
+        remarks=(
+            f"Rescued: the planned method '{settings.method}' gave a poor posterior.",
+            *posterior.remarks,
+            f"Tempering took {posterior.tempering.seconds:.2g} s.",
+        ),
+    )
 
 
 # Fields that tempering does not have; their rows are void for rescued data sets.

@@ -4,7 +4,7 @@ The program of each setting is compiled once and kept; from then on only values 
 of Paige & Wood (2016).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from retrodict._xla.jit import CompiledFunction
 from retrodict._xla.tuning import FAST_COMPILE, FEW_PARTICLES, LOW_LATENCY
 from retrodict.errors import DataError
 from retrodict.graph.graph import Graph
-from retrodict.graph.loop_surface import by_user_site, split_steps
+from retrodict.graph.loop_surface import by_user_site
 from retrodict.graph.validate import check_data
 from retrodict.inference.dataset_batches import batch_size, map_datasets, working_bytes
 from retrodict.inference.impossible_data import ImpossibleData
@@ -74,7 +74,7 @@ class Inference:
         arrays = check_data(self.graph, data)
         if settings.method == "temper":
             dims = _dims(self.graph.surface)
-            tempered = self._tempering(settings)(networks, rng_key, arrays, dims)
+            tempered = self._tempering(settings).one(networks, rng_key, arrays, dims)
             return user_posterior(self.graph, tempered)
         output = self._program(settings)(networks, rng_key, arrays)
         self._check_possible(output)
@@ -95,15 +95,33 @@ class Inference:
             raise DataError("there are no data sets: the leading axis of the data is empty")
         keys = jax.random.split(rng_key, num_datasets)
         if settings.method == "temper":
-            by_site = split_steps(self.graph, arrays, axis=1)
-            rows = ({n: value[i] for n, value in by_site.items()} for i in range(num_datasets))
-            return stack_posteriors(
-                [self.one(networks, k, row, settings) for k, row in zip(keys, rows, strict=True)]
-            )
+            results = self.temper(networks, keys, data, settings, range(num_datasets), memory)
+            posteriors = [_raise_if_error(results[row]) for row in range(num_datasets)]
+            return stack_posteriors(posteriors)
         run = partial(self._program(settings, many=True), networks)
         size = batch_size(self.graph, settings.num_particles, num_datasets, memory)
         output = map_datasets(run, keys, arrays, size)
         return self._posterior(output, arrays, settings.method)
+
+    def temper(
+        self,
+        networks: Networks,
+        keys: PRNGKeyArray,
+        data: Mapping[str, Any],
+        settings: Settings,
+        rows: Sequence[int],
+        memory: int,
+        **options: Any,
+    ) -> dict[int, Posterior | ImpossibleData]:
+        """The posteriors of some of many data sets, with options of `Tempering.many`."""
+        arrays, dims = check_data(self.graph, data, many=True), _dims(self.graph.surface)
+        tempering = self._tempering(replace(settings, method="temper"))
+        size = tempering.batch_size(memory)
+        results = tempering.many(networks, keys, arrays, rows, dims, batch_size=size, **options)
+        return {
+            row: user_posterior(self.graph, result) if isinstance(result, Posterior) else result
+            for row, result in results.items()
+        }
 
     def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
         """Try every candidate method on synthetic data sets, and choose the best."""
@@ -206,6 +224,12 @@ class Inference:
             f"samples {', '.join(names)}",
             by_user_site(self.graph, output.info.possible),
         )
+
+
+def _raise_if_error(result: Posterior | ImpossibleData) -> Posterior:
+    if isinstance(result, ImpossibleData):
+        raise result
+    return result
 
 
 def _analyse(population: LatentPopulation, info: SMCInfo, method: str) -> WeightAnalysis:

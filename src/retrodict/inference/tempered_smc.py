@@ -41,7 +41,6 @@ from retrodict.inference.mcmc_kernels import (
     adapt,
 )
 from retrodict.inference.population_metrics import (
-    MAX_DENSE_REALS,
     coordinate_matrix,
     correlations,
     hmc_metrics,
@@ -52,7 +51,6 @@ from retrodict.particles.weights import LogEvidence, drop_nonfinite, ess
 from retrodict.proposal.factor_proposals import Networks
 from retrodict.types import Values
 
-MAX_TEMPERATURES = 300
 # Initial draws for each particle; they are cheap compared with moves.
 INITIAL_DRAWS = 8
 # Moves at one temperature end when no coordinate is more correlated with its value before them than
@@ -73,56 +71,34 @@ class InitialDraws(NamedTuple):
     log_mixture: Float[Array, " draws"]
 
 
-class TemperingPath(NamedTuple):
-    """Temperature, number of sweeps and parameters of the moves at each stage."""
+class PathStage(NamedTuple):
+    """A stage of a path: its temperature, number of sweeps and parameters of the moves."""
 
-    lam: Float[Array, " stages"]
-    num_sweeps: Int[Array, " stages"]
+    lam: Float[Array, ""]
+    num_sweeps: Int[Array, ""]
     tuning: Tuning
 
 
 class TemperingState(NamedTuple):
-    """What the next stage needs.
+    """What the next stage needs: particles that are resampled for its temperature.
 
     Attributes:
         particles: with their densities, islands one after the other.
         lam: the temperature they are at.
         log_evidence: log Ẑ of each island so far.
-        stage: number of the next stage.
+        variance: for each island, the sum of the relative variances of its mean weights.
+        ess: effective sample size before they were resampled, summed over islands.
+        tuning: parameters of the moves that an adaptive run begins with.
         failed: whether no particle has any weight.
     """
 
     particles: ScoredParticle
     lam: Float[Array, ""]
     log_evidence: LogEvidence
-    stage: Int[Array, ""]
-    failed: Bool[Array, ""]
-
-
-class TemperingInfo(NamedTuple):
-    """What a run reports.
-
-    Attributes:
-        variance: for each island, the sum of the relative variances of its mean weights.
-        correlation: of each coordinate with itself before the moves of the last stage.
-        ess: effective sample size of each stage, summed over islands.
-        trajectory_acceptance: mean acceptance of trajectories at each stage.
-        change_acceptance: mean acceptance of discrete changes at each stage.
-    """
-
     variance: Float[Array, " islands"]
-    correlation: Float[Array, " coordinates"]
-    ess: Float[Array, " stages"]
-    trajectory_acceptance: Float[Array, " stages"]
-    change_acceptance: Float[Array, " stages"]
-
-
-class TemperingRun(NamedTuple):
-    """A run of tempered SMC, finished or not."""
-
-    state: TemperingState
-    path: TemperingPath
-    info: TemperingInfo
+    ess: Float[Array, ""]
+    tuning: Tuning
+    failed: Bool[Array, ""]
 
 
 class MovesInfo(NamedTuple):
@@ -139,9 +115,27 @@ class MovesInfo(NamedTuple):
     sweeps: SweepInfo
 
 
+class StageInfo(NamedTuple):
+    """What one stage reports: itself, with adapted parameters, its ESS over islands, its moves."""
+
+    stage: PathStage
+    ess: Float[Array, ""]
+    moves: MovesInfo
+
+
+class TemperingRun(NamedTuple):
+    """The end of a run, and what its stages report."""
+
+    state: TemperingState
+    stages: tuple[StageInfo, ...]
+
+
 @dataclass(frozen=True)
 class TemperedSMC:
-    """Runs tempered SMC for several islands of particles at once.
+    """One run of tempered SMC, of several islands of particles, stage by stage.
+
+    `start` draws particles and resamples them for the first temperature. `advance` moves them, and
+    resamples them for the next one; at the last temperature it only moves them.
 
     Attributes:
         kernels: the MCMC moves.
@@ -183,129 +177,127 @@ class TemperedSMC:
 
         return InitialDraws(*jax.tree.map(_merge_axes, self._map_particles(draw_pair, keys)))
 
-    def blank_path(self) -> TemperingPath:
-        """A path for an adaptive run to fill in."""
-        reals, stages = self.kernels.target.num_reals, MAX_TEMPERATURES
-        shape = (2, reals, reals) if 0 < reals <= MAX_DENSE_REALS else (2, reals)
-        tuning = Tuning(
-            jnp.zeros((stages, *shape)),
-            jnp.full((stages, 2), 0.3),
-            jnp.ones((stages, len(self.kernels.max_changes))),
-        )
-        return TemperingPath(jnp.full(stages, jnp.nan), jnp.zeros(stages, jnp.int32), tuning)
-
-    def run(
+    def start(
         self,
         networks: Networks,
         rng_key: PRNGKeyArray,
         data: Values,
-        initial: InitialDraws,
-        path: TemperingPath,
+        number: Int[Array, ""],
+        lam: Float[Array, ""],
         fixed_path: Bool[Array, ""],
-    ) -> TemperingRun:
-        """All stages, from the initial draws to the posterior.
+    ) -> TemperingState:
+        """Draw particles and resample them for the first temperature.
 
         Args:
             networks: by name.
             rng_key: random key.
             data: observed values.
-            initial: from `draw`.
-            path: of an earlier run, or from `blank_path`.
+            number: selects the random numbers, as in `advance`.
+            lam: the first temperature of the path.
             fixed_path: whether to follow the path; otherwise it is chosen adaptively.
         """
-        blank, zero = jnp.full(MAX_TEMPERATURES, jnp.nan), jnp.zeros(self.num_islands)
-        num_coordinates = coordinate_matrix(initial.particles.particle).shape[1]
-        state = TemperingState(
-            jax.tree.map(lambda leaf: leaf[: self.num_particles], initial.particles),
-            jnp.zeros(()),
+        draw_key, resample_key = jax.random.split(jax.random.fold_in(rng_key, number))
+        draws = self.draw(networks, draw_key, data)
+        log_base = draws.particles.densities.prior - draws.log_mixture
+        candidates = Candidates.of(draws.particles, log_base, self.num_islands)
+        adaptive = next_temperature(
+            candidates, jnp.zeros(()), self.ess_share / INITIAL_DRAWS, monotone=False
+        )
+        zero = jnp.zeros(self.num_islands)
+        tuning = Tuning(jnp.zeros(()), jnp.full(2, 0.3), jnp.ones(len(self.kernels.max_changes)))
+        return self._resample(
+            resample_key,
+            candidates,
+            jnp.where(fixed_path, lam, adaptive),
             LogEvidence(zero, zero),
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((), bool),
+            zero,
+            tuning,
         )
-        info = TemperingInfo(zero, jnp.ones(num_coordinates), blank, blank, blank)
-        context = MoveContext(networks, data, jnp.zeros(()))
 
-        def unfinished(run: TemperingRun) -> Array:
-            state = run.state
-            return (state.lam < 1.0) & (state.stage < MAX_TEMPERATURES) & ~state.failed
+    def advance(
+        self,
+        networks: Networks,
+        rng_key: PRNGKeyArray,
+        data: Values,
+        state: TemperingState,
+        number: Int[Array, ""],
+        path: tuple[PathStage, Float[Array, ""]],
+        fixed_path: Bool[Array, ""],
+    ) -> tuple[TemperingState, StageInfo]:
+        """Move the particles, and resample them for the next temperature.
 
-        end: TemperingRun = jax.lax.while_loop(
-            unfinished,
-            lambda run: self._stage(rng_key, run, initial, context, fixed_path),
-            TemperingRun(state, path, info),
+        Args:
+            networks: by name.
+            rng_key: random key.
+            data: observed values.
+            state: from `start` or `advance`.
+            number: of the stage; each number selects other random numbers.
+            path: the stage, and the temperature of the next.
+            fixed_path: whether to follow the path; otherwise it is chosen adaptively.
+        """
+        move_key, resample_key = jax.random.split(jax.random.fold_in(rng_key, number))
+        stage, next_lam = path
+
+        # Move
+        context = MoveContext(networks, data, state.lam)
+        tuning = jax.tree.map(partial(jnp.where, fixed_path), stage.tuning, state.tuning)
+        particles, tuning, moves = self._move(
+            move_key, state.particles, context, tuning, number, stage.num_sweeps, fixed_path
         )
-        return end
+        info = StageInfo(PathStage(state.lam, moves.num_sweeps, tuning), state.ess, moves)
 
-    def _stage(
+        # Reweight and resample
+        log_base = -state.lam * particles.densities.likelihood
+        candidates = Candidates.of(particles, log_base, self.num_islands)
+        adaptive = next_temperature(candidates, state.lam, self.ess_share, monotone=True)
+        next_state = self._resample(
+            resample_key,
+            candidates,
+            jnp.where(fixed_path, next_lam, adaptive),
+            state.log_evidence,
+            state.variance,
+            tuning,
+        )
+        # After the last moves, resampling would only make copies.
+        keep = partial(jnp.where, state.lam >= 1.0)
+        return jax.tree.map(keep, state._replace(particles=particles), next_state), info
+
+    def _resample(
         self,
         rng_key: PRNGKeyArray,
-        run: TemperingRun,
-        initial: InitialDraws,
-        context: MoveContext,
-        fixed_path: Bool[Array, ""],
-    ) -> TemperingRun:
-        state, path = run.state, run.path
-        stage, first = state.stage, state.stage == 0
-        resample_key, move_key = jax.random.split(jax.random.fold_in(rng_key, stage))
-
-        # Reweight
-        candidates = Candidates.of(initial, state, self.num_islands)
-        share = jnp.where(first, self.ess_share / INITIAL_DRAWS, self.ess_share)
-        adaptive = next_temperature(candidates, state.lam, share, first)
-        lam = jnp.where(fixed_path, path.lam[stage], adaptive)
+        candidates: "Candidates",
+        lam: Float[Array, ""],
+        log_evidence: LogEvidence,
+        variance: Float[Array, " islands"],
+        tuning: Tuning,
+    ) -> TemperingState:
+        """The state at a temperature; its moves have metrics of the weighted candidates."""
         log_weights = candidates.log_weights(lam)
+        number = log_weights.shape[1]
         sizes = jax.vmap(ess)(log_weights)
-        num_weighted = jnp.where(first, INITIAL_DRAWS * self.island_size, self.island_size)
-        log_means = jax.nn.logsumexp(log_weights, 1) - jnp.log(num_weighted)
-        variance = jnp.where(sizes > 0, 1 / jnp.maximum(sizes, 1.0) - 1 / num_weighted, 0.0)
-
-        # Resample
-        tuning = self._initial_tuning(run, candidates, log_weights, fixed_path)
-        keys = jax.random.split(resample_key, self.num_islands)
+        log_means = jax.nn.logsumexp(log_weights, 1) - np.log(number)
+        added = jnp.where(sizes > 0, 1 / jnp.maximum(sizes, 1.0) - 1 / number, 0.0)
+        z = candidates.particles.particle.z
+        if number > 2 * self.island_size:
+            heaviest = jnp.argsort(-log_weights, 1)[:, : 2 * self.island_size]
+            z = jax.vmap(lambda rows, chosen: rows[chosen])(z, heaviest)
+            metric_weights = jnp.take_along_axis(log_weights, heaviest, 1)
+        else:
+            metric_weights = log_weights
+        metrics = hmc_metrics(_merge_axes(z), jax.nn.softmax(metric_weights.reshape(-1)))
+        keys = jax.random.split(rng_key, self.num_islands)
         ancestors = jax.vmap(lambda k, weights: self.resampler(k, weights, self.island_size))(
             keys, log_weights
         )
-        particles = jax.tree.map(lambda leaf: _gather(leaf, ancestors), candidates.particles)
-
-        # Move
-        context = context._replace(lam=lam)
-        particles, tuning, moves = self._move(
-            move_key, particles, context, tuning, stage, path.num_sweeps[stage], fixed_path
+        return TemperingState(
+            jax.tree.map(lambda leaf: _gather(leaf, ancestors), candidates.particles),
+            lam,
+            log_evidence.add(log_means),
+            variance + added,
+            sizes.sum(),
+            tuning._replace(metrics=metrics),
+            jnp.all(sizes == 0.0),
         )
-        state = TemperingState(
-            particles, lam, state.log_evidence.add(log_means), stage + 1, jnp.all(sizes == 0.0)
-        )
-        stage_path = TemperingPath(lam, moves.num_sweeps, tuning)
-        info = TemperingInfo(
-            run.info.variance + variance,
-            moves.correlation,
-            run.info.ess.at[stage].set(sizes.sum()),
-            run.info.trajectory_acceptance.at[stage].set(moves.sweeps.trajectory_acceptance),
-            run.info.change_acceptance.at[stage].set(moves.sweeps.change_acceptance.mean()),
-        )
-        path = jax.tree.map(lambda stages, new: stages.at[stage].set(new), path, stage_path)
-        return TemperingRun(state, path, info)
-
-    def _initial_tuning(
-        self,
-        run: TemperingRun,
-        candidates: "Candidates",
-        log_weights: Float[Array, "islands candidates"],
-        fixed_path: Bool[Array, ""],
-    ) -> Tuning:
-        """Parameters of the first sweep: those of the path, or metrics of the population.
-
-        An adaptive run takes step sizes and numbers of changes from the stage before.
-        """
-        stage, stages = run.state.stage, run.path.tuning
-        fixed = jax.tree.map(lambda leaf: leaf[stage], stages)
-        previous = jax.tree.map(lambda leaf: leaf[jnp.maximum(stage - 1, 0)], stages)
-        heaviest = jnp.argsort(-log_weights, 1)[:, : 2 * self.island_size]
-        z = _gather(candidates.particles.particle.z, heaviest)
-        weights = jnp.take_along_axis(log_weights, heaviest, 1).reshape(-1)
-        adaptive = previous._replace(metrics=hmc_metrics(z, jax.nn.softmax(weights)))
-        tuning: Tuning = jax.tree.map(partial(jnp.where, fixed_path), fixed, adaptive)
-        return tuning
 
     def _move(
         self,
@@ -365,33 +357,22 @@ class TemperedSMC:
 
 
 class Candidates(NamedTuple):
-    """The particles from which a stage resamples.
+    """Particles from which those of a temperature λ are resampled, by island.
 
-    The candidates of each island are the initial draws, followed by the particles of the stage
-    before. Their log weight at λ is `log_base` + λ log p(y | x), and −inf for particles at the
-    first stage and for initial draws later on.
+    Their log weight at λ is `log_base` + λ log p(y | x).
     """
 
     particles: ScoredParticle
     log_base: Float[Array, "islands candidates"]
 
     @staticmethod
-    def of(initial: InitialDraws, state: TemperingState, num_islands: int) -> "Candidates":
-        """The candidates of the next stage."""
-
-        def by_island(leaf: Array) -> Array:
-            return leaf.reshape(num_islands, leaf.shape[0] // num_islands, *leaf.shape[1:])
-
-        def join(of_draws: Array, of_particles: Array) -> Array:
-            return jnp.concatenate([by_island(of_draws), by_island(of_particles)], 1)
-
-        first = state.stage == 0
-        of_draws = initial.particles.densities.prior - initial.log_mixture
-        of_particles = -state.lam * state.particles.densities.likelihood
-        log_base = join(
-            jnp.where(first, of_draws, -jnp.inf), jnp.where(first, -jnp.inf, of_particles)
+    def of(particles: ScoredParticle, log_base: Array, num_islands: int) -> "Candidates":
+        """Candidates from arrays in which islands are one after the other."""
+        by_island: Candidates = jax.tree.map(
+            lambda leaf: leaf.reshape(num_islands, -1, *leaf.shape[1:]),
+            Candidates(particles, log_base),
         )
-        return Candidates(jax.tree.map(join, initial.particles, state.particles), log_base)
+        return by_island
 
     def log_weights(self, lam: Float[Array, ""]) -> Float[Array, "islands candidates"]:
         """Log weights at a temperature."""
@@ -403,14 +384,20 @@ class Candidates(NamedTuple):
 def next_temperature(
     candidates: Candidates,
     lam: Float[Array, ""],
-    share: Float[Array, ""],
-    first: Bool[Array, ""],
+    share: float,
+    *,
+    monotone: bool,
 ) -> Float[Array, ""]:
     """The largest λ' ≤ 1 at which the wanted share of the candidates with weight is effective.
 
-    A grid of log steps is searched, and then the interval above the best of them by bisection. From
-    the initial draws a long step may be possible where a shorter one is not: if q is right, but the
-    prior is far off. Later the effective sample size falls with the step.
+    A grid of log steps is searched, and then the interval above the best of them by bisection.
+
+    Args:
+        candidates: weighted at λ.
+        lam: λ.
+        share: the wanted share.
+        monotone: whether the effective sample size falls with the step. It does not for initial
+            draws: if q is right, but the prior is far off, only a long step is possible.
     """
     num_alive = jnp.sum(jnp.isfinite(candidates.log_weights(lam)))
     remaining = 1.0 - lam
@@ -427,7 +414,7 @@ def next_temperature(
 
     grid = jnp.linspace(-40.0, 0.0, 81)
     possible = jax.lax.map(is_possible, grid)
-    possible = jnp.where(first, possible, jnp.cumprod(possible) == 1)
+    possible = jnp.cumprod(possible) == 1 if monotone else possible
     best = jnp.max(jnp.where(possible, jnp.arange(grid.size), 0))
     interval = (grid[best], grid[jnp.minimum(best + 1, grid.size - 1)])
     log_step, _ = jax.lax.fori_loop(0, 12, bisect, interval)

@@ -36,8 +36,8 @@ class TemperingSummary(NamedTuple):
     """Summary of a run with a fixed path and its pilot; particles of the former come first.
 
     Attributes:
-        temperatures: λ of each stage.
-        ess_by_stage: effective sample size of each stage.
+        temperatures: λ of each stage of the fixed path.
+        ess_by_stage: effective sample size of each of these stages.
         log_weights: of the particles, not normalised.
         island: of each particle.
         log_evidence: of the run with the fixed path.
@@ -47,7 +47,7 @@ class TemperingSummary(NamedTuple):
         trajectory_acceptance: at the last temperature; None without continuous latents.
         change_acceptance: of discrete changes at the last temperature; None without discrete
             latents.
-        num_sweeps: sweeps of moves of every particle.
+        num_sweeps: sweeps of moves, of both runs.
         last_lam: the temperature that was reached.
     """
 
@@ -72,23 +72,23 @@ class TemperingSummary(NamedTuple):
     def of(fixed: TemperingRun, pilot: TemperingRun) -> "TemperingSummary":
         """Summarise the run with the fixed path and its pilot."""
         runs = (fixed, pilot)
-        num_stages, last_lam = int(fixed.state.stage), float(fixed.state.lam)
+        last_lam, last_sweeps = float(fixed.stages[-1].stage.lam), pilot.stages[-1].moves.sweeps
         coordinates = np.concatenate(
             [np.asarray(coordinate_matrix(r.state.particles.particle), np.float64) for r in runs]
         )
         log_evidence = np.concatenate([r.state.log_evidence.value() for r in runs])
         island = np.repeat(np.arange(log_evidence.size), len(coordinates) // log_evidence.size)
-        correlation = max(float(np.max(np.abs(r.info.correlation))) for r in runs)
-        mixed = correlation <= MAX_MIXED_CORRELATION and bool(np.all(np.isfinite(log_evidence)))
+        correlation = max(np.max(np.abs(r.stages[-1].moves.correlation)) for r in runs)
+        mixed = bool(correlation <= MAX_MIXED_CORRELATION and np.all(np.isfinite(log_evidence)))
         island_log_weights = np.zeros(log_evidence.size) if mixed else log_evidence
-        variance = np.asarray(fixed.info.variance, float)
+        variance = np.asarray(fixed.state.variance, float)
         error = _log_evidence_se(log_evidence, variance) if last_lam >= 1.0 else float("inf")
         particle = fixed.state.particles.particle
-        trajectory = float(pilot.info.trajectory_acceptance[num_stages - 1])
-        change = float(pilot.info.change_acceptance[num_stages - 1])
+        trajectory = float(last_sweeps.trajectory_acceptance)
+        change = float(np.mean(last_sweeps.change_acceptance))
         return TemperingSummary(
-            temperatures=tuple(float(lam) for lam in pilot.path.lam[:num_stages]),
-            ess_by_stage=np.sum([np.asarray(r.info.ess[:num_stages]) for r in runs], axis=0),
+            temperatures=tuple(float(info.stage.lam) for info in fixed.stages),
+            ess_by_stage=np.array([float(info.ess) for info in fixed.stages]),
             log_weights=island_log_weights[island],
             island=island,
             log_evidence=_log_mean_exp(log_evidence[: variance.size]),
@@ -96,7 +96,7 @@ class TemperingSummary(NamedTuple):
             ess_by_islands=_ess_by_islands(coordinates, island_log_weights),
             trajectory_acceptance=trajectory if particle.z.shape[1] > 0 else None,
             change_acceptance=change if particle.discrete else None,
-            num_sweeps=int(np.sum(pilot.path.num_sweeps[:num_stages])),
+            num_sweeps=sum(int(info.moves.num_sweeps) for run in runs for info in run.stages),
             last_lam=last_lam,
         )
 
