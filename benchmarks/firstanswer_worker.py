@@ -21,7 +21,7 @@ import retrodict as rd
 import retrodict.compiled
 from benchmarks.firstanswer_models import CASES, Case, simulate
 from benchmarks.growth_worker import peak_memory
-from retrodict.inference.methods import Inference
+from retrodict.inference.planning import Planner
 from retrodict.proposal.proposal import Proposal
 
 EVENTS = {
@@ -89,7 +89,7 @@ def measure(case: Case) -> dict[str, Any]:
     clock.wrap(Proposal, "of", "assemble")
     clock.wrap(Proposal, "build", "assemble")
     clock.wrap(retrodict.compiled, "train_network", "train")
-    clock.wrap(Inference, "plan", "plan")
+    clock.wrap(Planner, "plan", "plan")
     first_loss: list[float] = []
     report = retrodict.compiled.Progress.__call__
 

@@ -73,7 +73,7 @@ def limited_mappings():
 
 @pytest.fixture
 def without_planning():
-    """Compile models without `Inference.plan`, for tests of something else.
+    """Compile models without `Planner.plan`, for tests of something else.
 
     Planning compiles every candidate method, which takes as long as training small networks,
     however few particles it uses. It runs for every method in `test_shipped_options.py`.

@@ -10,8 +10,7 @@ import pytest
 import retrodict as rd
 from exact import ORACLES, PUMPS
 from retrodict.graph.prior_draws import prior_sampler
-from retrodict.inference.methods import Inference
-from retrodict.inference.planning import Plan
+from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import first_choice
 from retrodict.training.prior_datasets import simulate_datasets
 from zoo import key
@@ -60,8 +59,10 @@ def method_cases():
 
 def without_planning(plan=None):
     """A context in which compiled models get this plan, or the first choice without runs."""
-    return mock.patch.object(
-        Inference, "plan", lambda self, *_: plan or Plan(first_choice(self.proposal))
+    return mock.patch.multiple(
+        Planner,
+        prepare=lambda self: None,
+        plan=lambda self, *_: plan or Plan(first_choice(self.proposal)),
     )
 
 

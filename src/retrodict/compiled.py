@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +30,7 @@ from retrodict.graph.validate import check_data
 from retrodict.inference.fallback import FallbackInference
 from retrodict.inference.filtering import FilterInfo, FilterState, StreamingFilter
 from retrodict.inference.methods import Inference
-from retrodict.inference.planning import Plan
+from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import InferMethod, Settings, first_choice
 from retrodict.inverse.inverse import Inverse, Method, invert
 from retrodict.particles.posterior import Posterior
@@ -401,7 +402,11 @@ def _train(
     proposal = compiled.proposal
     structures_by_network = proposal.networks()
     num_untrained = sum(map(has_weights, networks.values()))
-    with Interruption() as interruption:
+    planner = Planner(proposal, networks)
+    # The planner's programs are compiled while the networks are trained. An error in the background
+    # occurs again where the program is called, and is raised there.
+    with Interruption() as interruption, ThreadPoolExecutor(1) as compiler:
+        compiler.submit(planner.prepare)
         for number, (name, structures) in enumerate(structures_by_network.items()):
             share = None
             if training.max_seconds is not None:
@@ -436,7 +441,7 @@ def _train(
     _warn_of_dropped(histories)
     plan = compiled.plan
     if not interruption.requested:
-        plan = Inference(proposal).plan(networks, plan_key)
+        plan = planner.plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 

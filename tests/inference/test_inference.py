@@ -155,7 +155,7 @@ def test_batches_of_particles_give_the_same_posterior(monkeypatch, name, method)
 @group("rates")
 def test_plan_measures_every_candidate():
     model = compiled("rates")
-    plan = Inference(model.proposal).plan(model.networks, key())
+    plan = Planner(model.proposal, model.networks).plan(model.networks, key())
     assert set(plan.ess) == {"importance", "smc", "divide"}
     assert plan.method == max(plan.ess, key=plan.ess.get)
 
@@ -193,6 +193,31 @@ def test_importance_sampling_in_one_go_equals_stages_without_resampling():
         np.testing.assert_allclose(leaf, staged_leaf, rtol=1e-4, atol=1e-4)
 
 
+@group("rates")
+def test_prepared_programs_are_those_that_the_plan_runs():
+    """With trained networks, whose arrays must have the shapes and types of untrained ones."""
+    model = compiled("rates")
+    untrained = {
+        name: model.proposal.build(SMALL, key(), structures)
+        for name, structures in model.proposal.networks().items()
+    }
+    planner = Planner(model.proposal, untrained)
+    planner.prepare()
+    compiled_names = []
+
+    def listen(event, duration, fun_name="", **_):
+        if event.endswith("backend_compile_duration"):
+            compiled_names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    planner.plan(model.networks, key())
+    number = len(compiled_names)
+    assert not any("log_evidences" in name for name in compiled_names)
+    Planner(model.proposal, untrained).prepare()
+    # The name is that of the programs of the plan.
+    assert sum("log_evidences" in name for name in compiled_names[number:]) == 2
+
+
 @group("series")
 def test_a_plan_for_a_long_series_uses_fewer_particles():
     short = compiled("series")
@@ -205,7 +230,7 @@ def test_a_plan_for_a_long_series_uses_fewer_particles():
 @group("normal")
 def test_a_model_of_one_stage_needs_no_comparison():
     normal = compiled("normal")
-    plan = Inference(normal.proposal).plan(normal.networks, key())
+    plan = Planner(normal.proposal, normal.networks).plan(normal.networks, key())
     assert plan.method == "importance" and not plan.ess
 
 

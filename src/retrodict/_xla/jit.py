@@ -6,7 +6,7 @@ about 25 ms to compile, so functions are compiled whole. `retrodict._xla.tuning`
 
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -64,14 +64,21 @@ class CompiledFunction(Generic[Arguments, Result]):
     def __init__(self, fn: Callable[Arguments, Result], options: CompilerOptions) -> None:
         # Within another compiled function, that function's options apply.
         self._inner: Any = jax.jit(fn)
-        self._outer: Any = jax.jit(
-            partial(in_small_batches, self._inner), compiler_options=supported_options(options)
-        )
+
+        @wraps(fn)  # profiles show the name
+        def in_batches(*args: Any, **kwargs: Any) -> Any:
+            return in_small_batches(self._inner, *args, **kwargs)
+
+        self._outer: Any = jax.jit(in_batches, compiler_options=supported_options(options))
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
         result: Result = (self._inner if traced else self._outer)(*args, **kwargs)
         return result
+
+    def prepare(self, *args: Any) -> None:
+        """Compile for arguments like these, of which only shapes and types matter."""
+        self._outer.lower(*args).compile()
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:

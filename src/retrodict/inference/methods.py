@@ -22,7 +22,6 @@ from retrodict.inference.dataset_batches import batch_size, map_datasets, workin
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.loop_posterior import user_posterior
 from retrodict.inference.new_arguments import fingerprint, with_arguments
-from retrodict.inference.planning import Plan, Planner
 from retrodict.inference.samplers import Settings, make_sampler
 from retrodict.inference.smc import LatentPopulation, SMCInfo
 from retrodict.inference.tempering_driver import Tempering
@@ -122,10 +121,6 @@ class Inference:
             row: user_posterior(self.graph, result) if isinstance(result, Posterior) else result
             for row, result in results.items()
         }
-
-    def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
-        """Try every candidate method on synthetic data sets, and choose the best."""
-        return Planner(self.proposal, networks).plan(rng_key)
 
     def called_with(
         self, model_args: tuple[Any, ...] | None, model_kwargs: Mapping[str, Any] | None

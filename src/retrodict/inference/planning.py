@@ -1,6 +1,6 @@
 """Choice of the inference method that `auto` uses, by trying the candidates on synthetic data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -23,6 +23,7 @@ from retrodict.training.prior_datasets import simulate_datasets
 from retrodict.types import Values
 
 PLAN_DATASETS, PLAN_REPEATS = 16, 8
+PLAN_RUNS = PLAN_DATASETS * PLAN_REPEATS
 FEWEST_PARTICLES, PLAN_PARTICLES = 50, 200
 
 
@@ -62,13 +63,23 @@ class Planner:
 
     Attributes:
         proposal: samples the latents.
-        networks: by name.
+        networks: by name; they may be untrained, for only their sizes matter.
     """
 
     proposal: Proposal
     networks: Networks
 
-    def plan(self, rng_key: PRNGKeyArray) -> Plan:
+    def prepare(self) -> None:
+        """Compile the programs that `plan` runs, which may happen while networks are trained."""
+        graph = self.proposal.graph
+        size = self._batch_size
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+        draws = jax.eval_shape(self.proposal.sample_prior, keys).values
+        data = {name: draws[name] for name in graph.observed}
+        for program in {_program_name(method) for method in self._candidates}:
+            self._programs[program].prepare(self.networks, jnp.asarray(0.0), keys, data)
+
+    def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
         """Choose the method whose evidence is most precise.
 
         The data sets are kept as a reference, with the evidence that this method finds for them.
@@ -77,47 +88,61 @@ class Planner:
         graph = self.proposal.graph
         draws, _ = simulate_datasets(graph, self.proposal.sample_prior, data_key, NUM_DATASETS)
         data = {name: draws[name] for name in graph.observed}
-        num_runs = PLAN_DATASETS * PLAN_REPEATS
-        keys = jax.random.split(run_key, num_runs)
-
-        method, effective = first_choice(self.proposal), {}
-        # With one stage there is nothing to resample, and so nothing to choose.
-        if len(self.proposal.stages) > 1 or method != "importance":
-            effective = self._effective_sizes(keys, data)
-            method = max(effective, key=effective.__getitem__)
+        keys = jax.random.split(run_key, PLAN_RUNS)
+        methods, effective = self._candidates, {}
+        if len(methods) > 1:
+            effective = self._effective_sizes(networks, keys, data)
+            methods = sorted(effective, key=effective.__getitem__, reverse=True)
+        method = methods[0]
         # As many rows as in the comparison, so that no other program is compiled.
-        log_evidence = self._log_evidence(method, keys, _rows(data, np.arange(num_runs)))
+        rows = _rows(data, np.arange(PLAN_RUNS))
+        log_evidence = self._log_evidence(networks, method, keys, rows)
         reference = PriorPredictiveReference.from_datasets(graph, data, log_evidence)
         if not effective:
             return Plan(method, reference=reference)
         return Plan(method, effective, self.num_particles, PLAN_DATASETS, reference)
 
+    @property
+    def _candidates(self) -> list[str]:
+        """With one stage there is nothing to resample, and so nothing to choose."""
+        method = first_choice(self.proposal)
+        if len(self.proposal.stages) > 1 or method != "importance":
+            return list(candidate_methods(self.proposal))
+        return [method]
+
     def _effective_sizes(
-        self, keys: PRNGKeyArray, data: Mapping[str, np.ndarray[Any, Any]]
+        self, networks: Networks, keys: PRNGKeyArray, data: Mapping[str, np.ndarray[Any, Any]]
     ) -> dict[str, float]:
         """For each candidate, the median of 1 / (Var[log Ẑ] + 1/K) over data sets."""
         repeated = _rows(data, np.repeat(np.arange(PLAN_DATASETS), PLAN_REPEATS))
         effective = {}
-        for method in candidate_methods(self.proposal):
-            runs = self._log_evidence(method, keys, repeated).reshape(PLAN_DATASETS, PLAN_REPEATS)
+        for method in self._candidates:
+            runs = self._log_evidence(networks, method, keys, repeated)
+            runs = runs.reshape(PLAN_DATASETS, PLAN_REPEATS)
             with np.errstate(invalid="ignore"):
                 variance = np.nan_to_num(np.var(runs, axis=1, ddof=1), nan=np.inf)
             effective[method] = float(np.median(1 / (variance + 1 / self.num_particles)))
         return effective
 
     def _log_evidence(
-        self, method: str, keys: PRNGKeyArray, data: Mapping[str, np.ndarray[Any, Any]]
+        self,
+        networks: Networks,
+        method: str,
+        keys: PRNGKeyArray,
+        data: Mapping[str, np.ndarray[Any, Any]],
     ) -> np.ndarray[Any, Any]:
         """The log evidence of every data set."""
         threshold = jnp.asarray(0.0 if method == "importance" else 0.5)
-        program = self._programs["divide" if method == "divide" else "smc"]
-        run = partial(program, self.networks, threshold)
-        size = batch_size(self.proposal.graph, self.num_particles, keys.shape[0], PLAN_BATCH_BYTES)
-        log_evidence: LogEvidence = map_datasets(run, keys, data, size)
+        run = partial(self._programs[_program_name(method)], networks, threshold)
+        log_evidence: LogEvidence = map_datasets(run, keys, data, self._batch_size)
         return log_evidence.value()
 
+    @property
+    def _batch_size(self) -> int:
+        return batch_size(self.proposal.graph, self.num_particles, PLAN_RUNS, PLAN_BATCH_BYTES)
+
     @cached_property
-    def _programs(self) -> dict[str, Callable[..., LogEvidence]]:
+    def _programs(self) -> dict[str, CompiledFunction[..., LogEvidence]]:
         methods = ("smc", "divide")
         return {m: evidence_program(self.proposal, m, self.num_particles) for m in methods}
 
@@ -130,13 +155,13 @@ class Planner:
             * (1 if stage.scan is None else lengths[stage.scan])
             for stage in self.proposal.stages
         )
-        affordable = PLAN_WORK_BYTES // (PLAN_DATASETS * PLAN_REPEATS * max(bytes_each, 1))
+        affordable = PLAN_WORK_BYTES // (PLAN_RUNS * max(bytes_each, 1))
         return int(np.clip(affordable, FEWEST_PARTICLES, PLAN_PARTICLES))
 
 
 def evidence_program(
     proposal: Proposal, method: str, num_particles: int
-) -> Callable[..., LogEvidence]:
+) -> CompiledFunction[..., LogEvidence]:
     """The log evidence of many data sets by SMC or divide and conquer, compiled.
 
     The threshold of SMC is an argument of the program. With a threshold of zero it is importance
@@ -150,11 +175,18 @@ def evidence_program(
         population, _ = sampler.run(networks, rng_key, data)
         return population.log_evidence
 
-    def run(networks: Networks, threshold: Array, keys: PRNGKeyArray, data: Values) -> Any:
+    def log_evidences(
+        networks: Networks, threshold: Array, keys: PRNGKeyArray, data: Values
+    ) -> Any:
         bytes_each = working_bytes(proposal, networks, num_particles)
         return batched_vmap(partial(log_evidence, networks, threshold), bytes_each, keys, data)
 
-    return CompiledFunction(run, FAST_COMPILE)
+    return CompiledFunction(log_evidences, FAST_COMPILE)
+
+
+def _program_name(method: str) -> str:
+    """The program of a method: importance sampling is SMC that never resamples."""
+    return "divide" if method == "divide" else "smc"
 
 
 def _rows(
