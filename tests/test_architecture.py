@@ -24,10 +24,10 @@ VERBAL_TERMS = {
     "closed",  # of conditionals in closed form
     "compiled",  # the public type
     "crossing",  # of edges in a drawing
+    "drawing",  # of a diagram
     "filtering",
     "layered",  # of a layout
     "orderings",
-    "lifted",  # of a lifted graph
     "lifting",
     "matching",
     "planning",

@@ -23,7 +23,7 @@ from retrodict.graph.jaxpr_dependence import dependence_of
 from retrodict.graph.program import Program
 
 
-class Input(NamedTuple):
+class ModelInput(NamedTuple):
     """An input of a model: the value of a site, or an argument."""
 
     kind: Literal["site", "argument"]
@@ -157,10 +157,10 @@ def _dependence(
     only: tuple[str, ...] | None = None,
 ) -> Mapping[str, Abstract]:
     """The dependence of a run's results on the values of sites and on arguments."""
-    inputs = {Input("site", name): shape for name, shape in structure.shapes.items()}
-    inputs |= {Input("argument", name): leaf for name, leaf in arguments.items()}
+    inputs = {ModelInput("site", name): shape for name, shape in structure.shapes.items()}
+    inputs |= {ModelInput("argument", name): leaf for name, leaf in arguments.items()}
 
-    def evaluate(values: Mapping[Input, Any]) -> Mapping[str, Any]:
+    def evaluate(values: Mapping[ModelInput, Any]) -> Mapping[str, Any]:
         sites = {key.name: value for key, value in values.items() if key.kind == "site"}
         called = {key.name: value for key, value in values.items() if key.kind == "argument"}
         return result(_with_arguments(program, called).run(None, sites, only=only))
@@ -169,9 +169,9 @@ def _dependence(
     return dependence
 
 
-def _inputs(results: Iterable[Abstract]) -> list[Input]:
+def _inputs(results: Iterable[Abstract]) -> list[ModelInput]:
     sources: Iterable[Hashable] = (s for each in results for s in each.dependence.sources)
-    return [source for source in sources if isinstance(source, Input)]
+    return [source for source in sources if isinstance(source, ModelInput)]
 
 
 def _values(

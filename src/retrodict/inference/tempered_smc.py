@@ -115,7 +115,7 @@ class MovesInfo(NamedTuple):
     sweeps: SweepInfo
 
 
-class StageInfo(NamedTuple):
+class TemperingStageInfo(NamedTuple):
     """What one stage reports: itself, with adapted parameters, its ESS over islands, its moves."""
 
     stage: PathStage
@@ -127,7 +127,7 @@ class TemperingRun(NamedTuple):
     """The end of a run, and what its stages report."""
 
     state: TemperingState
-    stages: tuple[StageInfo, ...]
+    stages: tuple[TemperingStageInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class TemperedSMC:
         number: Int[Array, ""],
         path: tuple[PathStage, Float[Array, ""]],
         fixed_path: Bool[Array, ""],
-    ) -> tuple[TemperingState, StageInfo]:
+    ) -> tuple[TemperingState, TemperingStageInfo]:
         """Move the particles, and resample them for the next temperature.
 
         Args:
@@ -244,7 +244,7 @@ class TemperedSMC:
         particles, tuning, moves = self._move(
             move_key, state.particles, context, tuning, number, stage.num_sweeps, fixed_path
         )
-        info = StageInfo(PathStage(state.lam, moves.num_sweeps, tuning), state.ess, moves)
+        info = TemperingStageInfo(PathStage(state.lam, moves.num_sweeps, tuning), state.ess, moves)
 
         # Reweight and resample
         log_base = -state.lam * particles.densities.likelihood

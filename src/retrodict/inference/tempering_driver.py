@@ -27,9 +27,9 @@ from retrodict.inference.site_densities import any_possible
 from retrodict.inference.tempered_smc import (
     INITIAL_DRAWS,
     PathStage,
-    StageInfo,
     TemperedSMC,
     TemperingRun,
+    TemperingStageInfo,
     TemperingState,
 )
 from retrodict.inference.tempered_target import Particle, TemperedTarget
@@ -82,7 +82,7 @@ class DataSets:
 
 
 @dataclass
-class Progress:
+class OngoingRun:
     """A run of one data set that is under way.
 
     Attributes:
@@ -97,9 +97,9 @@ class Progress:
     dataset: int
     state: TemperingState
     path: tuple[PathStage, ...] | None
-    pilot: "Progress | None"
+    pilot: "OngoingRun | None"
     start_time: float
-    stages: list[StageInfo] = field(default_factory=list)
+    stages: list[TemperingStageInfo] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -182,7 +182,7 @@ class Tempering:
         return low_latency_jit(self.sampler.start)
 
     @cached_property
-    def _advance(self) -> Callable[..., tuple[TemperingState, StageInfo]]:
+    def _advance(self) -> Callable[..., tuple[TemperingState, TemperingStageInfo]]:
         return low_latency_jit(jax.vmap(self.sampler.advance, in_axes=(None, 0, 0, 0, 0, 0, 0)))
 
     @cached_property
@@ -256,7 +256,7 @@ class Tempering:
         """
         deadline = time.perf_counter() + max_seconds
         datasets = DataSets(networks, keys, data)
-        waiting, running = deque(rows), list[Progress]()
+        waiting, running = deque(rows), list[OngoingRun]()
         results: dict[int, Posterior | ImpossibleData] = {}
         with tqdm(total=len(rows), desc="tempering", disable=not progress_bar) as bar:
             while (waiting or running) and time.perf_counter() < deadline:
@@ -286,7 +286,9 @@ class Tempering:
         allowed = min(MAX_BATCH_VALUES, memory // BYTES_PER_MOVED_VALUE) // num_values
         return int(np.clip(allowed, 1, MAX_BATCH_SIZE))
 
-    def _begin(self, datasets: DataSets, dataset: int, pilot: Progress | None = None) -> Progress:
+    def _begin(
+        self, datasets: DataSets, dataset: int, pilot: OngoingRun | None = None
+    ) -> OngoingRun:
         """Start the pilot run of a data set, or the run with its path fixed."""
         start_time = time.perf_counter() if pilot is None else pilot.start_time
         path = None if pilot is None else tuple(info.stage for info in pilot.stages)
@@ -294,9 +296,9 @@ class Tempering:
         state = self._start(
             *datasets.inputs(dataset), np.int32(number), lam, np.array(path is not None)
         )
-        return Progress(dataset, jax.device_get(state), path, pilot, start_time)
+        return OngoingRun(dataset, jax.device_get(state), path, pilot, start_time)
 
-    def _advance_all(self, datasets: DataSets, running: list[Progress], size: int) -> None:
+    def _advance_all(self, datasets: DataSets, running: list[OngoingRun], size: int) -> None:
         """One stage of every run. The first run is repeated to fill up the batch."""
         if not running:
             return
@@ -309,7 +311,7 @@ class Tempering:
             run.stages.append(info)
 
     def _finish(
-        self, datasets: DataSets, fixed: Progress, dims: Mapping[str, tuple[str, ...]]
+        self, datasets: DataSets, fixed: OngoingRun, dims: Mapping[str, tuple[str, ...]]
     ) -> Posterior:
         assert fixed.pilot is not None
         inputs = datasets.inputs(fixed.dataset)

@@ -18,7 +18,7 @@ from retrodict.graph.loops.environment import Environment
 from retrodict.graph.loops.matching import find_loops, numbered
 from retrodict.graph.loops.recording import Recording, record
 from retrodict.graph.loops.runner import LoopRunner, sample
-from retrodict.graph.loops.steps import Block, Loop
+from retrodict.graph.loops.steps import Loop, SiteBlock
 from retrodict.graph.program import Program
 
 
@@ -61,7 +61,7 @@ def lift(program: Program, structure: ModelStructure) -> Lifted:
     return Lifted(lifted, steps)
 
 
-def _name(block: Block, taken: set[str]) -> str:
+def _name(block: SiteBlock, taken: set[str]) -> str:
     """A name that no other site has and that does not depend on the number of steps."""
     parts = numbered(block.statement.name)
     assert parts is not None

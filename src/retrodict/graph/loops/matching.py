@@ -17,7 +17,7 @@ from retrodict.graph.loops.equation_kinds import EquationKinds, type_of
 from retrodict.graph.loops.operands import LONGEST_LAG, OperandSearch
 from retrodict.graph.loops.recording import Recording, Statement, shape_of, variables
 from retrodict.graph.loops.stacked_uses import stacked_uses
-from retrodict.graph.loops.steps import Block, Loop, Step, quantities
+from retrodict.graph.loops.steps import Loop, SiteBlock, Step, quantities
 
 
 class Name(NamedTuple):
@@ -142,7 +142,7 @@ def _form(recording: Recording, step: Step) -> Any:
     """Equal for steps that compute the same from operands outside of the step."""
     inside = quantities(recording, step)
 
-    def wiring(block: Block) -> Any:
+    def wiring(block: SiteBlock) -> Any:
         rows = block.operands
         return [[inside.get(atom) if isinstance(atom, Var) else None for atom in r] for r in rows]
 
@@ -190,7 +190,7 @@ def _is_plate(recording: Recording, loop: Loop) -> bool:
 
 def _blocks(
     recording: Recording, kinds: EquationKinds, start: int, size: int, count: int
-) -> list[Block]:
+) -> list[SiteBlock]:
     """The sites of all steps, each with its equations.
 
     An equation whose result is the same in all steps, and which more than one step needs, belongs
@@ -223,7 +223,9 @@ def _blocks(
     for statement, numbers in zip(recording.statements[start:stop], eqns, strict=True):
         equations = [recording.eqns[number] for number in numbers]
         operands = (*(tuple(eqn.invars) for eqn in equations), statement.leaves)
-        blocks.append(Block(statement, tuple(numbers), tuple(map(kinds.kind, equations)), operands))
+        blocks.append(
+            SiteBlock(statement, tuple(numbers), tuple(map(kinds.kind, equations)), operands)
+        )
     return blocks
 
 

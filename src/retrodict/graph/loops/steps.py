@@ -92,7 +92,7 @@ class Register:
     early: dict[int, Atom] = field(default_factory=dict)
 
 
-class Block(NamedTuple):
+class SiteBlock(NamedTuple):
     """A site in one step of a loop, with the equations that belong to it.
 
     Attributes:
@@ -108,7 +108,7 @@ class Block(NamedTuple):
     operands: tuple[tuple[Atom, ...], ...]
 
 
-Step: TypeAlias = Sequence[Block]
+Step: TypeAlias = Sequence[SiteBlock]
 
 
 def quantities(recording: Recording, step: Step) -> dict[Var, Quantity]:
@@ -154,7 +154,7 @@ class Loop:
         """Whether a statement of the recorded model is inside."""
         return self.start <= statement < self.stop
 
-    def special_blocks(self) -> Iterator[tuple[int, int, Block]]:
+    def special_blocks(self) -> Iterator[tuple[int, int, SiteBlock]]:
         """The sites with other equations than the template's: step, position and block."""
         for position, number in enumerate(self.special):
             for step in range(number):
