@@ -38,7 +38,7 @@ from retrodict.particles.resampling import Resampler
 from retrodict.proposal.proposal import Proposal
 from retrodict.saving import CompiledParts, read_model, write_model
 from retrodict.training.history import NetworkHistory
-from retrodict.training.progress import Interruption, Progress
+from retrodict.training.progress import Interruption, Progress, status
 from retrodict.training.schedule import Training
 from retrodict.training.simulate import Simulator, latent_names
 from retrodict.training.train import train_network
@@ -357,9 +357,12 @@ def compile(
         training: the schedule.
         progress_bar: whether to show one.
     """
-    graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
+    with status("tracing and inverting the model", progress_bar):
+        graph = trace(model, observed, model_args=model_args, model_kwargs=model_kwargs)
+        inverted = invert(graph, inverse)
     _warn_of_shared_arguments(graph)
-    proposal = Proposal.of(invert(graph, inverse), analytic=estimator.hidden is None)
+    with status("recognising conditionals", progress_bar):
+        proposal = Proposal.of(inverted, analytic=estimator.hidden is None)
     build_key, train_key = jax.random.split(rng_key)
     networks = {}
     for number, (name, structures) in enumerate(proposal.networks().items()):
@@ -441,7 +444,8 @@ def _train(
     _warn_of_dropped(histories)
     plan = compiled.plan
     if not interruption.requested:
-        plan = planner.plan(networks, plan_key)
+        with status("comparing inference methods", progress_bar):
+            plan = planner.plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
 
 

@@ -1,6 +1,8 @@
-"""Progress bar of training, and its interruption from the keyboard."""
+"""Progress lines of compilation and training, and interruption of training from the keyboard."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 
@@ -41,6 +43,13 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.request()
+
+
+@contextmanager
+def status(title: str, show: bool) -> Iterator[None]:
+    """Show a line that says what is being done, and afterwards how long it took."""
+    with tqdm(desc=title, disable=not show, bar_format="{desc}: {elapsed}"):
+        yield
 
 
 class Progress:
