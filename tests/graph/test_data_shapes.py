@@ -10,6 +10,7 @@ from numpyro.infer.util import log_density
 
 import retrodict as rd
 from retrodict.cli.arguments import build_parser
+from retrodict.cli.commands import COMMANDS
 from zoo import key
 
 
@@ -86,4 +87,4 @@ def test_shapes_with_plates_events_and_scans():
 
 def test_shapes_on_the_command_line():
     arguments = ["graph", "model.py:f", "--observed", "t,y=9x2", "-o", "x.svg"]
-    assert build_parser().parse_args(arguments).observed == {"t": None, "y": (9, 2)}
+    assert build_parser(COMMANDS).parse_args(arguments).observed == {"t": None, "y": (9, 2)}

@@ -12,6 +12,7 @@ from numpyro.infer.util import log_density
 import retrodict as rd
 from zoo import key
 
+SHORT = {"training": rd.Training(max_steps=500), "progress_bar": False}
 MASK = np.array([True, False, True, False])
 
 
@@ -51,7 +52,7 @@ def loop():
 @pytest.mark.parametrize(("model", "site"), [(masked_data, "y"), (imputed, "y_observed")])
 def test_masked_data_change_nothing(model, site):
     """The posterior, the evidence and the grade are those of the two values that count."""
-    compiled = rd.compile(key(), model, [site], progress_bar=False)
+    compiled = rd.compile(key(), model, [site], **SHORT)
     y = np.array([1.0, np.nan, 2.0, 1e6])
     posterior = compiled.infer(key(1), {site: y}, 4000)
     precision = 1 / 4 + 2
@@ -87,7 +88,7 @@ def test_masked_entries_with_children_keep_their_values():
 
 def test_masked_steps_of_a_series_are_drawn_from_the_prior():
     """The evidence is that of the present steps of two random walks with noise."""
-    compiled = rd.compile(key(), series, ["y"], inverse="filter", progress_bar=False)
+    compiled = rd.compile(key(), series, ["y"], inverse="filter", **SHORT)
     y = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
     y[2:, 1] = np.nan
     posterior = compiled.infer(key(1), {"y": y}, 4000, method="smc")

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from threading import Barrier, BrokenBarrierError
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 import retrodict as rd
+from retrodict.graph.program import Program
 from zoo import CASES, key
 
 # NumPyro cannot substitute into a scan that runs backward: it numbers the steps from the start.
@@ -150,6 +154,25 @@ def test_values_given_in_the_model_are_overridden():
 
     graph = rd.trace(model, ["y"], model_kwargs={"y": jnp.array(100.0)})
     assert abs(graph.program.simulate(key())["y"]) < 10
+
+
+def test_models_can_be_traced_in_several_threads():
+    """NumPyro's stack of handlers is global."""
+    inside = Barrier(2, timeout=0.2)
+
+    def model():
+        x = numpyro.sample("x", dist.Normal(0, 1))
+        with suppress(BrokenBarrierError):
+            inside.wait()  # the other thread would enter its handlers here
+        numpyro.sample("y", dist.Normal(x, 1))
+
+    program = Program(model)
+    values = {"x": jnp.zeros(()), "y": jnp.zeros(())}
+    with ThreadPoolExecutor(2) as threads:
+        densities = list(threads.map(program.log_density, [values, values]))
+    for density in densities:
+        assert set(density) == {"x", "y"}
+        np.testing.assert_allclose(sum(density.values()), -np.log(2 * np.pi), rtol=1e-5)
 
 
 def test_a_draw_needs_a_key():

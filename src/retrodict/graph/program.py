@@ -7,6 +7,7 @@ The factors f_i and g_j of the joint density, eq. (1) of Paige & Wood (2016), se
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any, TypeVar
 
 import jax
@@ -21,6 +22,8 @@ from retrodict.graph.model_handler import NO_KEYS, NO_VALUES, ModelHandler, Scan
 from retrodict.types import Values
 
 Result = TypeVar("Result")
+# NumPyro's stack of handlers is shared by all threads, and programs are traced in several.
+_MODEL_LOCK = RLock()
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Program:
         # NumPyro's checks of values have tolerances that a float32 simplex can miss, and depend on
         # how Python was started; supports are checked where that is needed, see `guarded`.
         checks = nullcontext() if structure is not None else validation_enabled(False)
-        with suppress(StopModel), checks, handler:
+        with _MODEL_LOCK, suppress(StopModel), checks, handler:
             self.model(*self.args, **self.kwargs)
         return handler.result
 
@@ -159,7 +162,7 @@ class Program:
             self, None, outer, ModelStructure(), scan=None, expect=expect, stop_at=(scan, stop)
         )
         try:
-            with validation_enabled(False), handler:
+            with _MODEL_LOCK, validation_enabled(False), handler:
                 self.model(*self.args, **self.kwargs)
         except StopModel as stopped:
             result: Result = stopped.result
