@@ -61,7 +61,7 @@ def without_planning(plan=None):
     """A context in which compiled models get this plan, or the first choice without runs."""
     return mock.patch.multiple(
         Planner,
-        prepare=lambda self: None,
+        lower=lambda self: [],
         plan=lambda self, *_: plan or Plan(first_choice(self.proposal)),
     )
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -394,47 +394,42 @@ def load(path: str | Path, model: Callable[..., Any]) -> Compiled:
     return Compiled(parts.proposal, dict(parts.networks), parts.estimator, history, parts.plan)
 
 
+class TrainingOptions(NamedTuple):
+    """How networks are trained.
+
+    Attributes:
+        training: the schedule.
+        progress_bar: whether to show one.
+        interruption: a request to stop.
+        report: called with the progress bar, the history and the share of the budget in use.
+    """
+
+    training: Training
+    progress_bar: bool
+    interruption: Interruption
+    report: Callable[[Progress, NetworkHistory, float], None]
+
+
 def _train(
     rng_key: PRNGKeyArray, compiled: Compiled, training: Training, progress_bar: bool
 ) -> Compiled:
-    """Train every network in turn; each that learns has an equal share of the remaining time."""
-    start = time.perf_counter()
+    """Train every network, and choose the inference method."""
     rng_key, plan_key = jax.random.split(rng_key)
-    networks = dict(compiled.networks)
-    histories = dict(compiled.history.networks)
-    proposal = compiled.proposal
-    structures_by_network = proposal.networks()
-    num_untrained = sum(map(has_weights, networks.values()))
-    planner = Planner(proposal, networks)
-    # The planner's programs are compiled while the networks are trained. An error in the background
-    # occurs again where the program is called, and is raised there.
+    planner = Planner(compiled.proposal, compiled.networks)
     with Interruption() as interruption, ThreadPoolExecutor(1) as compiler:
-        compiler.submit(planner.prepare)
-        for number, (name, structures) in enumerate(structures_by_network.items()):
-            share = None
-            if training.max_seconds is not None:
-                remaining = training.max_seconds - (time.perf_counter() - start)
-                share = max(remaining, 0.0) / max(num_untrained, 1)
-            num_untrained -= has_weights(networks[name])
-            title = f"{latent_names(structures)} ({number + 1}/{len(networks)})"
-            simulator = Simulator(
-                proposal.graph,
-                tuple(structures),
-                proposal.covariates,
-                training.copies,
-                proposal.sample_prior,
-            )
-            with closing(Progress(title, progress_bar)) as progress:
-                networks[name], histories[name] = train_network(
-                    jax.random.fold_in(rng_key, number),
-                    networks[name],
-                    simulator,
-                    training,
-                    history=histories.get(name),
-                    max_seconds=share,
-                    report=progress,
-                    interruption=interruption,
-                )
+
+        @cache
+        def compile_planner() -> None:
+            # An error occurs again where the program is called, and is raised there.
+            for compile_program in planner.lower():
+                compiler.submit(compile_program)
+
+        def report(progress: Progress, history: NetworkHistory, budget_share: float) -> None:
+            progress(history, budget_share)
+            compile_planner()  # once, while the first network's programs are compiled
+
+        options = TrainingOptions(training, progress_bar, interruption, report)
+        networks, histories = _train_networks(rng_key, compiled, options)
     if interruption.requested:
         warnings.warn(
             "training was interrupted: the networks are the best so far. Results are still "
@@ -447,6 +442,43 @@ def _train(
         with status("comparing inference methods", progress_bar):
             plan = planner.plan(networks, plan_key)
     return replace(compiled, networks=networks, history=History(histories), plan=plan)
+
+
+def _train_networks(
+    rng_key: PRNGKeyArray, compiled: Compiled, options: TrainingOptions
+) -> tuple[dict[str, Estimator], dict[str, NetworkHistory]]:
+    """Train every network in turn; each that learns has an equal share of the remaining time."""
+    start = time.perf_counter()
+    networks, proposal = dict(compiled.networks), compiled.proposal
+    histories = dict(compiled.history.networks)
+    training = options.training
+    num_untrained = sum(map(has_weights, networks.values()))
+    for number, (name, structures) in enumerate(proposal.networks().items()):
+        share = None
+        if training.max_seconds is not None:
+            remaining = training.max_seconds - (time.perf_counter() - start)
+            share = max(remaining, 0.0) / max(num_untrained, 1)
+        num_untrained -= has_weights(networks[name])
+        title = f"{latent_names(structures)} ({number + 1}/{len(networks)})"
+        simulator = Simulator(
+            proposal.graph,
+            tuple(structures),
+            proposal.covariates,
+            training.copies,
+            proposal.sample_prior,
+        )
+        with closing(Progress(title, options.progress_bar)) as progress:
+            networks[name], histories[name] = train_network(
+                jax.random.fold_in(rng_key, number),
+                networks[name],
+                simulator,
+                training,
+                history=histories.get(name),
+                max_seconds=share,
+                report=partial(options.report, progress),
+                interruption=options.interruption,
+            )
+    return networks, histories
 
 
 def _warn_of_shared_arguments(graph: Graph) -> None:

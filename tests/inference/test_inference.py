@@ -202,7 +202,8 @@ def test_prepared_programs_are_those_that_the_plan_runs():
         for name, structures in model.proposal.networks().items()
     }
     planner = Planner(model.proposal, untrained)
-    planner.prepare()
+    for compile_program in planner.lower():
+        compile_program()
     compiled_names = []
 
     def listen(event, duration, fun_name="", **_):
@@ -213,7 +214,8 @@ def test_prepared_programs_are_those_that_the_plan_runs():
     planner.plan(model.networks, key())
     number = len(compiled_names)
     assert not any("log_evidences" in name for name in compiled_names)
-    Planner(model.proposal, untrained).prepare()
+    for compile_program in Planner(model.proposal, untrained).lower():
+        compile_program()
     # The name is that of the programs of the plan.
     assert sum("log_evidences" in name for name in compiled_names[number:]) == 2
 

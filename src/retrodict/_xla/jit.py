@@ -76,9 +76,15 @@ class CompiledFunction(Generic[Arguments, Result]):
         result: Result = (self._inner if traced else self._outer)(*args, **kwargs)
         return result
 
-    def prepare(self, *args: Any) -> None:
-        """Compile for arguments like these, of which only shapes and types matter."""
-        self._outer.lower(*args).compile()
+    def lower(self, *args: Any) -> Callable[[], Any]:
+        """Trace and lower for arguments like these, of which only shapes and types matter.
+
+        Returns:
+            A function that compiles the program, which later calls then use. It does not need
+            Python's interpreter lock.
+        """
+        compile_program: Callable[[], Any] = self._outer.lower(*args).compile
+        return compile_program
 
 
 def run_once(fn: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
 """Choice of the inference method that `auto` uses, by trying the candidates on synthetic data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -69,15 +69,22 @@ class Planner:
     proposal: Proposal
     networks: Networks
 
-    def prepare(self) -> None:
-        """Compile the programs that `plan` runs, which may happen while networks are trained."""
+    def lower(self) -> list[Callable[[], Any]]:
+        """Trace the programs that `plan` runs.
+
+        Returns:
+            Functions that compile them, which may happen while networks are trained.
+        """
         graph = self.proposal.graph
         size = self._batch_size
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
         draws = jax.eval_shape(self.proposal.sample_prior, keys).values
         data = {name: draws[name] for name in graph.observed}
-        for program in {_program_name(method) for method in self._candidates}:
-            self._programs[program].prepare(self.networks, jnp.asarray(0.0), keys, data)
+        threshold = jnp.asarray(0.0)
+        return [
+            self._programs[program].lower(self.networks, threshold, keys, data)
+            for program in sorted({_program_name(method) for method in self._candidates})
+        ]
 
     def plan(self, networks: Networks, rng_key: PRNGKeyArray) -> Plan:
         """Choose the method whose evidence is most precise.
