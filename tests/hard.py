@@ -55,6 +55,34 @@ def line_exact():
     return Exact(log_z, dict(zip("ab", mean, strict=True)), dict(zip("ab", sds, strict=True)))
 
 
+PREDICTORS = 100 * np.random.default_rng(1).normal(size=(100, 5)).astype("f4")
+
+
+def coefficients():
+    """Prior sd 10, posterior sd 0.001, for each of five coefficients."""
+    b = numpyro.sample("b", dist.Normal(0, 10.0).expand([5]).to_event(1))
+    with numpyro.plate("n", len(PREDICTORS)):
+        numpyro.sample("y", dist.Normal(jnp.asarray(PREDICTORS) @ b, 1.0))
+
+
+def _coefficients_data():
+    rng = np.random.default_rng(2)
+    return {"y": (PREDICTORS @ (10 * rng.normal(size=5)) + rng.normal(size=100)).astype("f4")}
+
+
+COEFFICIENTS = _coefficients_data()
+
+
+def coefficients_exact():
+    """log p(y) = log p(y | m) + log p(m) - log p(m | y) at the posterior mean m."""
+    design, y = PREDICTORS.astype(float), COEFFICIENTS["y"].astype(float)
+    cov = np.linalg.inv(np.eye(5) / 100 + design.T @ design)
+    mean = cov @ design.T @ y
+    log_z = stats.norm.logpdf(y, design @ mean).sum() + stats.norm.logpdf(mean, 0, 10).sum()
+    log_z -= stats.multivariate_normal.logpdf(mean, mean, cov)
+    return Exact(log_z, {"b": mean}, {"b": np.sqrt(np.diag(cov))})
+
+
 # Running times a hundred times longer than in training, with a hundred times the failures.
 PUMPS = {
     "t": 100 * np.array([94.3, 15.7, 62.9, 126, 5.24, 31.4, 1.05, 1.05, 2.1, 10.5], "f4"),
@@ -143,6 +171,7 @@ def _moments(log_joint, grids, values):
 
 HARD = {
     "regression": Hard(line, ("y",), UNTRAINED, LINE, line_exact),
+    "coefficients": Hard(coefficients, ("y",), UNTRAINED, COEFFICIENTS, coefficients_exact),
     "pumps": Hard(pumps, ("t", "y"), BRIEF, PUMPS, lambda: pumps_exact(PUMPS)),
     "schools": Hard(eight_schools, ("y",), UNTRAINED, SCHOOLS, schools_exact),
     "two modes": Hard(two_modes, ("y",), UNTRAINED, MODES, modes_exact),

@@ -48,7 +48,7 @@ def test_divergent_trajectories_are_rejected(monkeypatch, divergent):
     proposal = Proposal.of(rd.invert(rd.trace(group_means, ("y",))))
     target, data = TemperedTarget(proposal), {"y": jnp.linspace(-3.0, 3.0, 6)}
     kernels, num_particles = MCMCKernels(target), 200
-    context = MoveContext({}, data, jnp.asarray(0.5))
+    context = MoveContext({}, data, jnp.asarray(0.5), 0.5)
 
     def initial(rng_key):
         return kernels.score(target.sample_prior(rng_key, data), data)
@@ -107,7 +107,7 @@ def test_discrete_moves_leave_the_tempered_target_invariant(num_changes):
 
     num_particles = 20_000
     start = np.random.default_rng(0).choice(len(states), num_particles, p=target)
-    context = MoveContext(networks, data, jnp.asarray(lam))
+    context = MoveContext(networks, data, jnp.asarray(lam), 0.5)
     tuning = Tuning(jnp.zeros((2, 0)), jnp.ones(2), jnp.full(2, num_changes))
 
     def two_sweeps(rng_key, state):

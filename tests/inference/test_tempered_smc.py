@@ -10,14 +10,22 @@ import retrodict as rd
 from exact import ORACLES
 from hard import HARD, MODES, compiled_hard, discrepancies
 from oracles import QUICK, SMALL, UNTRAINED, compiled, example_data, group, repeat_data, slow_if
+from retrodict.inference.mcmc_kernels import Tuning
 from retrodict.inference.samplers import Settings
+from retrodict.inference.tempered_smc import (
+    PathStage,
+    TemperingRun,
+    TemperingStageInfo,
+    TemperingState,
+)
+from retrodict.inference.tempering_driver import divided_path
 from zoo import key
 
 K = 1000
 # The evidence of models with many unknowns or rare events takes more particles.
 NUM_PARTICLES = {"pumps": 16_000, "schools": 12_000, "alarms": 8_000}
 NUM_SEEDS = 2  # `python -m benchmarks.rescue` has more of them
-LONG = ("pumps", "schools", "alarms", "network", "regression")
+LONG = ("pumps", "schools", "alarms", "network", "regression", "coefficients")
 
 
 def case(name, mark):
@@ -163,6 +171,41 @@ def test_evidence_is_unbiased(name):
     error = ratios.std(ddof=1) / np.sqrt(len(ratios))
     assert 0.0005 < error < 0.02  # neither exact by chance nor useless
     assert abs(ratios.mean() - 1) < 3 * error
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("hard coefficients")
+def test_evidence_of_a_narrow_posterior():
+    """Posterior sd 10⁻⁴ of the prior sd: unbiased, with an error that is known."""
+    model, data = compiled_hard("coefficients"), HARD["coefficients"].data
+    exact = HARD["coefficients"].exact().log_evidence
+    runs = [model.infer(k, data, 4000, method="temper") for k in jax.random.split(key(5), 100)]
+    off = np.array([float(run.log_evidence) for run in runs]) - exact
+    claimed = np.array([float(run.log_evidence_se) for run in runs])
+    ratios = np.exp(off)
+    assert abs(ratios.mean() - 1) < 3 * ratios.std(ddof=1) / np.sqrt(len(ratios))
+    assert np.sum(np.abs(off) <= 4 * claimed) >= 99
+    assert claimed.max() <= 0.2
+    # The claimed error is neither far too small nor far too large.
+    assert 0.5 < np.sqrt(np.mean((off / claimed) ** 2)) < 1.25
+
+
+@pytest.mark.parametrize(("variance", "parts"), [(0.01, 1), (0.06, 3), (10.0, 5)])
+def test_a_path_is_divided_where_the_error_would_be_large(variance, parts):
+    temperatures, sweeps = np.array([1e-4, 1e-2, 1.0], "f4"), [2, 6, 9]
+    tuning = Tuning(np.eye(2), np.ones(2), np.ones(1))
+    stages = [PathStage(*stage, tuning) for stage in zip(temperatures, sweeps, strict=True)]
+    state = TemperingState(None, temperatures[-1], None, np.full(8, variance), None, tuning, False)
+    path = divided_path(
+        TemperingRun(state, tuple(TemperingStageInfo(s, None, None) for s in stages))
+    )
+    lam = np.array([stage.lam for stage in path])
+    assert len(path) == 1 + 2 * parts
+    assert np.all(lam[::parts] == temperatures)
+    np.testing.assert_allclose(lam[1:] / lam[:-1], 100 ** (1 / parts), rtol=1e-4)
+    middle, last = -(-6 // parts), -(-9 // parts)
+    expected = [2, *[middle] * parts, *[last] * (parts - 1), 9]
+    assert [int(stage.num_sweeps) for stage in path] == expected
 
 
 def test_tempering_with_too_few_particles_is_an_error():

@@ -176,6 +176,14 @@ def test_moments_ignore_particles_of_weight_zero():
     np.testing.assert_allclose(errors, [np.sqrt(0.75**2 + 0.75**2), 0.0], rtol=1e-6)
 
 
+def test_mean_of_a_narrow_posterior_far_from_zero():
+    """The error is a small part of the standard deviation, though float32 rounds the weights."""
+    x = (14.0 + 1e-3 * np.random.default_rng(0).normal(size=4000)).astype("f4")
+    lw, _ = weights.normalise(jnp.zeros(4000))
+    mean = float(weights.weighted_mean(lw, jnp.asarray(x)))
+    assert abs(mean - x.astype(float).mean()) < 2e-6
+
+
 def test_mcse_equals_the_spread_over_runs():
     keys = jax.random.split(jax.random.key(1), 3000)
 

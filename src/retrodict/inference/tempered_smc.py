@@ -12,8 +12,10 @@ q that is narrow and in the wrong place remains a spike on it at every λ < 1, a
 tails keeps them thin.
 
 An adaptive pilot run chooses the temperatures and the parameters of the moves; a second run with
-these fixed gives an unbiased Ẑ. Both consist of islands, which share the path but no draw: the
-spread between islands estimates the error of the result, whatever its cause.
+these fixed gives an unbiased Ẑ. Where the pilot's weights predict a large error of log Ẑ, the
+second run divides each of its steps: the variance of log Ẑ falls with the number of temperatures as
+it does with the number of particles. Both runs consist of islands, which share the path but no
+draw: the spread between islands estimates the error of the result, whatever its cause.
 
 A model with time is treated alike: its whole trajectory is the particle. Gradients run through the
 scan, so that one move changes all steps at a cost linear in their number; discrete states are
@@ -57,6 +59,8 @@ INITIAL_DRAWS = 8
 # this, or after so many sweeps; the last temperature has limits of its own.
 MAX_CORRELATION, MAX_SWEEPS = 0.3, 12
 LAST_MAX_CORRELATION, LAST_MAX_SWEEPS = 0.15, 30
+# Standard deviation of log step sizes while they are adapted, and on a fixed path.
+ADAPTIVE_LOG_STEP_SD, FIXED_LOG_STEP_SD = 0.5, 0.2
 
 
 class InitialDraws(NamedTuple):
@@ -239,7 +243,8 @@ class TemperedSMC:
         stage, next_lam = path
 
         # Move
-        context = MoveContext(networks, data, state.lam)
+        log_step_sd = jnp.where(fixed_path, FIXED_LOG_STEP_SD, ADAPTIVE_LOG_STEP_SD)
+        context = MoveContext(networks, data, state.lam, log_step_sd)
         tuning = jax.tree.map(partial(jnp.where, fixed_path), stage.tuning, state.tuning)
         particles, tuning, moves = self._move(
             move_key, state.particles, context, tuning, number, stage.num_sweeps, fixed_path

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 from tqdm.auto import tqdm
 
-from retrodict._xla.jit import low_latency_jit, run_once
+from retrodict._xla.jit import CompiledFunction, run_once
+from retrodict._xla.tuning import FAST_COMPILE, LOW_LATENCY
 from retrodict.graph.loop_surface import by_user_site
 from retrodict.inference.impossible_data import ImpossibleData
 from retrodict.inference.mcmc_kernels import MCMCKernels
@@ -44,12 +46,17 @@ from retrodict.types import Values
 
 # Fewer particles cannot show the shape of a posterior, nor be divided into islands.
 FEWEST_PARTICLES_TO_TEMPER = 40
+# Numbers of islands, and the fewest particles for each.
+FEWEST_PARTICLES = ((16, 3200), (8, 800), (4, 200), (2, 0))
 # About how much memory a particle takes while it is moved, for each number of the model's sites.
 BYTES_PER_MOVED_VALUE = 4 * 100
 # Data sets in a batch, and values of all its particles. Beyond this, a larger batch is not faster.
 MAX_BATCH_SIZE, MAX_BATCH_VALUES = 16, 2**18
 # A pilot run ends after this many temperatures, whether or not it has reached the posterior.
 MAX_TEMPERATURES = 300
+# If the pilot run predicts a larger standard error of log Ẑ, each step of the path is divided, into
+# at most this many parts.
+MAX_PREDICTED_SE, MAX_PARTS = 0.08, 5
 # Added to the numbers of stages of the run with the fixed path, so that its random numbers differ.
 FIXED_PATH_OFFSET = 2**20
 
@@ -128,6 +135,26 @@ class OngoingRun:
         return self.state, number, (stage, next_lam), np.array(True)
 
 
+def divided_path(pilot: TemperingRun) -> tuple[PathStage, ...]:
+    """The path of a pilot run, with its steps divided where the error of log Ẑ would be large.
+
+    With n temperatures in place of one, the relative variance of the mean weights falls to 1/n. It
+    takes no more sweeps, unless there was only one: these are distributed over the temperatures.
+    """
+    variance = np.asarray(pilot.state.variance)
+    # Moves leave particles correlated, which about doubles the variance.
+    predicted = 2 * variance.mean() / variance.size
+    parts = int(np.clip(np.ceil(predicted / MAX_PREDICTED_SE**2), 1, MAX_PARTS))
+    stages = [info.stage for info in pilot.stages]
+    path = stages[:1]
+    for stage, following in pairwise(stages):
+        sweeps = -(-following.num_sweeps // parts)
+        for lam in np.geomspace(stage.lam, following.lam, parts + 1, dtype=np.float32)[1:-1]:
+            path.append(following._replace(lam=lam, num_sweeps=sweeps))
+        path.append(following._replace(num_sweeps=sweeps))
+    return (*path[:-1], stages[-1])
+
+
 @dataclass(frozen=True)
 class Tempering:
     """Inference by tempered SMC, with its compiled programs.
@@ -159,7 +186,7 @@ class Tempering:
     @property
     def num_islands(self) -> int:
         """Islands of each of the two runs."""
-        return 8 if self.num_particles >= 800 else 4 if self.num_particles >= 200 else 2
+        return next(n for n, least in FEWEST_PARTICLES if self.num_particles >= least)
 
     @cached_property
     def sampler(self) -> TemperedSMC:
@@ -179,11 +206,11 @@ class Tempering:
 
     @cached_property
     def _start(self) -> Callable[..., TemperingState]:
-        return low_latency_jit(self.sampler.start)
+        return _compile(self.sampler.start)
 
     @cached_property
     def _advance(self) -> Callable[..., tuple[TemperingState, TemperingStageInfo]]:
-        return low_latency_jit(jax.vmap(self.sampler.advance, in_axes=(None, 0, 0, 0, 0, 0, 0)))
+        return _compile(jax.vmap(self.sampler.advance, in_axes=(None, 0, 0, 0, 0, 0, 0)))
 
     @cached_property
     def _complete(self) -> Callable[..., dict[str, Array]]:
@@ -200,7 +227,7 @@ class Tempering:
             keys = jax.random.split(rng_key, self.sampler.num_particles)
             return jax.vmap(lambda key, p: target.complete(key, data, p))(keys, particles)
 
-        return low_latency_jit(complete)
+        return _compile(complete)
 
     def one(
         self,
@@ -291,7 +318,7 @@ class Tempering:
     ) -> OngoingRun:
         """Start the pilot run of a data set, or the run with its path fixed."""
         start_time = time.perf_counter() if pilot is None else pilot.start_time
-        path = None if pilot is None else tuple(info.stage for info in pilot.stages)
+        path = None if pilot is None else divided_path(pilot.run)
         lam, number = (np.float32(np.nan), 0) if path is None else (path[0].lam, FIXED_PATH_OFFSET)
         state = self._start(
             *datasets.inputs(dataset), np.int32(number), lam, np.array(path is not None)
@@ -387,3 +414,8 @@ class Tempering:
         num_draws = INITIAL_DRAWS * self.sampler.num_particles
         failure = f"none of {num_draws} draws from networks and prior fits the data"
         return ImpossibleData(failure, by_user_site(target.graph, flags))
+
+
+def _compile(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a program that takes longer to compile than it runs for most users."""
+    return CompiledFunction(fn, {**LOW_LATENCY, **FAST_COMPILE})

@@ -76,13 +76,14 @@ class TemperingSummary(NamedTuple):
         coordinates = np.concatenate(
             [np.asarray(coordinate_matrix(r.state.particles.particle), np.float64) for r in runs]
         )
-        log_evidence = np.concatenate([r.state.log_evidence.value() for r in runs])
+        by_run = [r.state.log_evidence.value() for r in runs]
+        log_evidence = np.concatenate(by_run)
         island = np.repeat(np.arange(log_evidence.size), len(coordinates) // log_evidence.size)
         correlation = max(np.max(np.abs(r.stages[-1].moves.correlation)) for r in runs)
         mixed = bool(correlation <= MAX_MIXED_CORRELATION and np.all(np.isfinite(log_evidence)))
         island_log_weights = np.zeros(log_evidence.size) if mixed else log_evidence
-        variance = np.asarray(fixed.state.variance, float)
-        error = _log_evidence_se(log_evidence, variance) if last_lam >= 1.0 else float("inf")
+        variances = [np.asarray(r.state.variance, float) for r in runs]
+        error = _log_evidence_se(*by_run, *variances) if last_lam >= 1.0 else float("inf")
         particle = fixed.state.particles.particle
         trajectory = float(last_sweeps.trajectory_acceptance)
         change = float(np.mean(last_sweeps.change_acceptance))
@@ -91,7 +92,7 @@ class TemperingSummary(NamedTuple):
             ess_by_stage=np.array([float(info.ess) for info in fixed.stages]),
             log_weights=island_log_weights[island],
             island=island,
-            log_evidence=_log_mean_exp(log_evidence[: variance.size]),
+            log_evidence=_log_mean_exp(by_run[0]),
             log_evidence_se=error,
             ess_by_islands=_ess_by_islands(coordinates, island_log_weights),
             trajectory_acceptance=trajectory if particle.z.shape[1] > 0 else None,
@@ -135,7 +136,9 @@ def _log_mean_exp(values: Vector) -> float:
     return largest + float(np.log(np.mean(np.exp(values - largest))))
 
 
-def _log_evidence_se(log_evidence: Vector, variance: Vector) -> float:
+def _log_evidence_se(
+    fixed: Vector, pilot: Vector, fixed_variance: Vector, pilot_variance: Vector
+) -> float:
     """Standard error of log Ẑ of the run with the fixed path.
 
     It comes from the spread between islands, and is at least that of their weights. Few islands
@@ -143,19 +146,23 @@ def _log_evidence_se(log_evidence: Vector, variance: Vector) -> float:
     small. Their logarithms are nearly normal, and the log-normal variance is a better estimate.
 
     Args:
-        log_evidence: of all islands of both runs.
-        variance: relative variance of Ẑ of each island of the run with the fixed path, from its
-            weights.
+        fixed: log Ẑ of the islands of the run with the fixed path.
+        pilot: log Ẑ of the islands of its pilot. Their distance from the evidence is reduced as far
+            as a divided path reduces the variance of weights.
+        fixed_variance: relative variance of Ẑ of each island, from its weights.
+        pilot_variance: the same for the pilot.
     """
-    finite = log_evidence[np.isfinite(log_evidence)]
-    if not finite.size:
+    centre, from_weights = _log_mean_exp(fixed), float(np.mean(fixed_variance))
+    if not np.isfinite(centre):
         return float("inf")
+    reduction = min(from_weights / max(float(np.mean(pilot_variance)), 1e-30), 1.0)
+    log_evidence = np.append(fixed, centre + np.sqrt(reduction) * (pilot - centre))
+    finite = log_evidence[np.isfinite(log_evidence)]
     ratios = np.exp(log_evidence - np.max(log_evidence))
-    relative = float(np.var(ratios, ddof=1) / np.mean(ratios) ** 2)
+    relative = max(float(np.var(ratios, ddof=1) / np.mean(ratios) ** 2), from_weights)
     if finite.size > 1:
         relative = max(relative, float(np.expm1(min(float(np.var(finite, ddof=1)), 100.0))))
-    relative = max(relative, float(np.mean(variance)))
-    return SHARED_PATH_INFLATION * float(np.sqrt(relative / variance.size))
+    return SHARED_PATH_INFLATION * float(np.sqrt(relative / fixed.size))
 
 
 def _ess_by_islands(coordinates: Vector, island_log_weights: Vector) -> float:

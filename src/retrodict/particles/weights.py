@@ -214,7 +214,10 @@ def weighted_mean(
     is_zero = (weights == 0.0).reshape(-1, *(1,) * (values.ndim - 1))
     # A particle of weight zero may have values that are NaN or infinite.
     values = jnp.where(is_zero, 0, values).astype(weights.dtype)
-    mean = jnp.tensordot(weights, values, axes=1)
+    # The weights' sum is 1 up to rounding, which must not shift the mean of a narrow posterior.
+    heaviest = values[jnp.argmax(weights)]
+    origin = jnp.where(jnp.isfinite(heaviest), heaviest, 0.0)
+    mean = origin + jnp.tensordot(weights, jnp.where(is_zero, 0.0, values - origin), axes=1)
     return jnp.where(jnp.all(is_zero), jnp.nan, mean)
 
 
