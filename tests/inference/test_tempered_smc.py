@@ -25,7 +25,7 @@ K = 1000
 # The evidence of models with many unknowns or rare events takes more particles.
 NUM_PARTICLES = {"pumps": 16_000, "schools": 12_000, "alarms": 8_000}
 NUM_SEEDS = 2  # `python -m benchmarks.rescue` has more of them
-LONG = ("pumps", "schools", "alarms", "network", "regression", "coefficients")
+LONG = ("pumps", "schools", "alarms", "network", "regression", "coefficients", "series")
 
 
 def case(name, mark):
@@ -147,8 +147,7 @@ def test_a_new_number_of_data_sets_compiles_no_program(caplog):
 MODELS = ("series", "chain")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=group(name)) for name in MODELS])
+@pytest.mark.parametrize("name", [case(name, group(name)) for name in MODELS])
 def test_tempering_works_with_untrained_networks(name):
     data = example_data(name)
     posterior = compiled(name, UNTRAINED).infer(key(3), data, K, method="temper")

@@ -374,7 +374,7 @@ class Candidates(NamedTuple):
     def of(particles: ScoredParticle, log_base: Array, num_islands: int) -> "Candidates":
         """Candidates from arrays in which islands are one after the other."""
         by_island: Candidates = jax.tree.map(
-            lambda leaf: leaf.reshape(num_islands, -1, *leaf.shape[1:]),
+            lambda leaf: leaf.reshape(num_islands, len(leaf) // num_islands, *leaf.shape[1:]),
             Candidates(particles, log_base),
         )
         return by_island
