@@ -71,7 +71,7 @@ class Posterior:
             `(*datasets,)`, or `(*datasets, time)` for a series.
         filtered: site in time → `(*datasets, time, num_particles, *shape of one step)`.
         filtered_log_weights: `(*datasets, time, num_particles)`.
-        data: observed site → values.
+        data: observed site → values; masked elements hold a constant.
         dims: site → names of its axes, for labels.
         coords: axis → labels of its elements.
         remarks: reasons that the method itself gives; `diagnostics` adds those of the grade.
